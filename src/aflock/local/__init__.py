@@ -1,0 +1,17 @@
+"""The client rules, by name.
+
+    rule = create("sgd", eta_l=0.1)
+    done = rule.train(job, Task(gradient), steps=5, needs=strategy.needs)
+"""
+
+from __future__ import annotations
+
+from . import adam, adamasfl, fedprox, masfl, scaffold, sgd  # noqa: F401  (importing a rule registers it)
+from .base import LocalRule, Memory, Task, Trained
+from .registry import Entry, create, entries, names, register
+from .steps import Dynamic, Epochs, Fixed, Steps
+
+__all__ = [
+    "Dynamic", "Entry", "Epochs", "Fixed", "LocalRule", "Memory", "Steps", "Task", "Trained", "create", "entries",
+    "names", "register",
+]  # fmt: skip

@@ -1,0 +1,165 @@
+"""What every client rule is: K local steps from the job's model, and the vectors the server asked for.
+
+    x_0 = w^s,   x_{k+1} = x_k - eta_l * direction_k,   k = 0 .. K-1
+
+    gradient  = (1/K) sum_k grad F_i(x_k; batch_k)      the mean of the raw stochastic gradients
+    delta     = x_K - w^s        model = x_K        direction = (w^s - x_K) / (eta_l*K)
+
+A rule writes `_directions`: what direction_k is. What a client must remember between its jobs lives in a dictionary the
+caller owns (`memory`), so that a rule object serves any number of clients and a client can keep its memory on disk.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import CountError, MissingVector
+from ..params import Params
+from ..types import Job, Vector
+
+Memory = MutableMapping[str, npt.NDArray[Any]]
+Direction = Callable[[Vector, Vector, int], Vector]
+"""(gradient at x_k, x_k, k) -> direction_k; it may return its first argument."""
+
+ALL = ("gradient", "delta", "model", "direction")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A client's own problem: its stochastic gradient, how many batches make an epoch, its own validation loss."""
+
+    gradient: Callable[[Vector, int], Vector]
+    """(x, k) -> stochastic gradient of F_i at x on the k-th batch of this job."""
+    batches: int = 1
+    validation: Callable[[Vector], float] | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a job came to: the vectors to send and the number of steps made."""
+
+    vectors: dict[str, Vector]
+    steps: int
+
+
+class LocalRule(ABC):
+    """One client rule."""
+
+    name: ClassVar[str]
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """The names of what a client must keep between jobs."""
+    extras: ClassVar[tuple[str, ...]] = ()
+    """The extra vectors a job must carry."""
+
+    def __init__(self, params: Params) -> None:
+        self.p = params
+
+    @property
+    @abstractmethod
+    def eta_l(self) -> float:
+        """The local step size."""
+
+    def train(
+        self,
+        job: Job,
+        task: Task,
+        steps: int = 1,
+        *,
+        needs: tuple[str, ...] = ALL,
+        changes: tuple[str, ...] = (),
+        memory: Memory | None = None,
+        delay: float = 0.0,
+    ) -> Trained:
+        """Works on a job.
+
+        `needs` and `changes` are the strategy's; `memory` is this client's (one per client); `delay` is the staleness
+        the client saw last, for rules that adapt to it.
+        """
+        if steps < 1:
+            raise CountError(f"steps is {steps}; expected at least 1")
+        memory = {} if memory is None else memory
+        if job.first:
+            return self._first(job, task, steps, changes, memory)
+        for name in self.extras:
+            if name not in job.extras:
+                raise MissingVector(f"the local rule {self.name} needs the job's extra vector {name!r}")
+        x, total, made = self._run(job, task, steps, memory, delay)
+        gradient = _mean(total, made)
+        vectors = self._vectors(job.model, x, gradient, made, needs)
+        vectors |= self._finish(job, x, gradient, made, memory)
+        return Trained(_as_changes(vectors, changes, memory), made)
+
+    def _first(self, job: Job, task: Task, steps: int, changes: tuple[str, ...], memory: Memory) -> Trained:
+        """The opening job of a rule that needs every client's gradient: K samples at w^s, without moving."""
+        total = np.zeros(job.model.size)
+        for k in range(steps):
+            total += task.gradient(job.model, k)
+        gradient = _mean(total, steps)
+        if "gradient" in changes:
+            memory["told gradient"] = gradient.astype(np.float64)
+        self._remember(gradient, memory)
+        return Trained({"gradient": gradient}, steps)
+
+    def _run(
+        self, job: Job, task: Task, steps: int, memory: Memory, delay: float
+    ) -> tuple[Vector, npt.NDArray[np.float64], int]:
+        """x_K, the sum of the raw gradients, and the number of steps made."""
+        x, step = job.model.copy(), np.empty_like(job.model)
+        total = np.zeros(x.size)
+        direction = self._directions(job, memory)
+        for k in range(steps):
+            gradient = task.gradient(x, k)
+            total += gradient
+            np.multiply(direction(gradient, x, k), np.float32(self.eta_l), out=step)
+            x -= step
+        return x, total, steps
+
+    def _vectors(
+        self, start: Vector, x: Vector, gradient: Vector, steps: int, needs: tuple[str, ...]
+    ) -> dict[str, Vector]:
+        made = {
+            "gradient": lambda: gradient,
+            "delta": lambda: x - start,
+            "model": lambda: x,
+            "direction": lambda: (start - x) / np.float32(self.eta_l * steps),
+        }
+        return {name: made[name]() for name in needs if name in made}
+
+    @abstractmethod
+    def _directions(self, job: Job, memory: Memory) -> Direction:
+        """direction_k for this job."""
+
+    def _finish(self, job: Job, x: Vector, gradient: Vector, steps: int, memory: Memory) -> dict[str, Vector]:
+        """After the last step: further vectors to send; this is where a rule remembers."""
+        self._remember(gradient, memory)
+        return {}
+
+    def _remember(self, gradient: Vector, memory: Memory) -> None:
+        """What a rule keeps of the mean gradient of a job."""
+
+
+def _mean(total: npt.NDArray[np.float64], steps: int) -> Vector:
+    mean: Vector = (total / steps).astype(np.float32)
+    return mean
+
+
+def _as_changes(vectors: dict[str, Vector], changes: tuple[str, ...], memory: Memory) -> dict[str, Vector]:
+    """Replaces a vector by its change since the last report.
+
+    What is remembered is the sum of what was sent, not the vector: the rounding of one change is made good by the next,
+    and the server's copy never drifts from the client's.
+    """
+    for name in changes:
+        told = memory.get(f"told {name}")
+        if told is None:
+            raise MissingVector(f"the client has no earlier {name} to send the change of; it must answer a first job")
+        change = (vectors[name] - told).astype(np.float32)
+        memory[f"told {name}"] = told + change
+        vectors[name] = change
+    return vectors

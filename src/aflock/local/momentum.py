@@ -1,0 +1,50 @@
+"""The corrected momentum that masfl and adamasfl follow at the client.
+
+    direction_k = beta*(grad F_i(x_k) - ct_i) + job extra
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import theorems
+from ..errors import MissingVector
+from ..params import Params, unit, whole
+from ..types import Job, Vector
+from .base import Direction, LocalRule, Memory
+
+
+@dataclass(frozen=True)
+class MomentumParams(Params):
+    """What masfl and adamasfl have in common; S is `buffer`, K is `steps`, T is `rounds`, as on the server."""
+
+    beta: float | None = unit(None, "beta, momentum; None: sqrt(S*K/T)", one=True)
+    buffer: int = whole(10, "S, for the theorem's beta")
+    steps: int = whole(1, "K, for the theorem's defaults")
+    rounds: int = whole(1000, "T, for the theorem's defaults")
+
+
+class Momentum(LocalRule):
+    """Base of the client rules with a control variate of their own."""
+
+    p: MomentumParams
+    remembers = ("gradient",)
+    extras = ("momentum",)
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        p = self.p
+        self.beta = theorems.momentum(p.buffer, p.steps, p.rounds) if p.beta is None else p.beta
+
+    def _directions(self, job: Job, memory: Memory) -> Direction:
+        own = memory.get("gradient")
+        if own is None:
+            raise MissingVector(f"{self.name}: the client has no gradient of its own yet; it must answer a first job")
+        beta = np.float32(self.beta)
+        offset = job.extras["momentum"] - beta * own
+        return lambda gradient, x, k: beta * gradient + offset
+
+    def _remember(self, gradient: Vector, memory: Memory) -> None:
+        memory["gradient"] = gradient

@@ -1,0 +1,118 @@
+"""Hyper-parameters: a frozen dataclass per rule whose fields carry their meaning and their range.
+
+    @dataclass(frozen=True)
+    class AsgdParams(Params):
+        lr: float = positive(0.1, "server step size eta")
+
+`Params.build` turns keywords into a checked object; a wrong name is answered with the nearest right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Self
+
+from .errors import ParameterError, UnknownParameter
+
+Check = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Params:
+    """Base of every rule's hyper-parameters."""
+
+    @classmethod
+    def build(cls, owner: str, given: Mapping[str, Any]) -> Self:
+        """The checked parameters of the rule called `owner`."""
+        known = {item.name: item for item in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise UnknownParameter(_unknown(owner, name, list(known)))
+        for name, value in given.items():
+            meta = known[name].metadata
+            if not meta["check"](value):
+                raise ParameterError(f"{owner}: {name}={value!r} is not valid; expected {meta['expected']}")
+        return cls(**given)
+
+    @classmethod
+    def describe(cls) -> list[dict[str, Any]]:
+        """Name, default, range and meaning of each parameter, for `aflock list`."""
+        return [
+            {
+                "name": item.name,
+                "default": None if item.default is MISSING else item.default,
+                "expected": item.metadata["expected"],
+                "help": item.metadata["help"],
+            }
+            for item in fields(cls)
+        ]
+
+
+def positive(default: float | None, text: str) -> Any:
+    """A finite number above zero."""
+    return _field(default, text, lambda x: _real(x) and 0 < x < math.inf, "a positive number")
+
+
+def non_negative(default: float | None, text: str) -> Any:
+    """A finite number, zero included."""
+    return _field(default, text, lambda x: _real(x) and 0 <= x < math.inf, "a number of at least 0")
+
+
+def threshold(default: float | None, text: str) -> Any:
+    """A number of versions, infinity included."""
+    return _field(default, text, lambda x: _real(x) and x >= 0, "a number of at least 0, or infinity")
+
+
+def unit(default: float | None, text: str, *, zero: bool = False, one: bool = False) -> Any:
+    """A number between 0 and 1; `zero` and `one` say which ends belong to it."""
+    expected = f"a number in {'[' if zero else '('}0, 1{']' if one else ')'}"
+    return _field(
+        default, text, lambda x: _real(x) and (0 < x < 1 or (zero and x == 0) or (one and x == 1)), expected
+    )
+
+
+def whole(default: int | None, text: str, *, least: int = 1) -> Any:
+    """An integer of at least `least`."""
+    return _field(default, text, lambda x: _integer(x) and x >= least, f"an integer of at least {least}")
+
+
+def choice(default: str, options: tuple[str, ...], text: str) -> Any:
+    """One of a few words."""
+    return _field(default, text, lambda x: x in options, "one of " + ", ".join(map(repr, options)))
+
+
+def switch(default: bool, text: str) -> Any:
+    """Yes or no."""
+    return _field(default, text, lambda x: isinstance(x, bool), "True or False")
+
+
+def folder(text: str) -> Any:
+    """The path of a folder, or nothing."""
+    return _field(None, text, lambda x: isinstance(x, str), "the path of a folder")
+
+
+def _field(default: Any, text: str, check: Check, expected: str) -> Any:
+    optional = default is None
+    meta = {
+        "help": text,
+        "check": (lambda x: x is None or check(x)) if optional else check,
+        "expected": expected + (", or None" if optional else ""),
+    }
+    return field(default=default, metadata=meta)
+
+
+def _real(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and not math.isnan(x)
+
+
+def _integer(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _unknown(owner: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{owner} has no parameter {name!r}; {hint}it takes {', '.join(known) or 'none'}"

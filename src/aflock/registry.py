@@ -1,0 +1,41 @@
+"""Things by name: a wrong name is answered with the nearest right one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from .errors import ParameterError, UnknownName
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A dictionary that explains itself."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._items: dict[str, T] = {}
+
+    def add(self, name: str, item: T) -> None:
+        """Makes an item known; a name can be taken only once."""
+        if name in self._items:
+            raise ParameterError(f"a {self.what} called {name!r} is registered already; choose another name")
+        self._items[name] = item
+
+    def get(self, name: str) -> T:
+        """The item of that name."""
+        if name not in self._items:
+            near = difflib.get_close_matches(str(name), self.names(), n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UnknownName(f"there is no {self.what} called {name!r}; {hint}known are {', '.join(self.names())}")
+        return self._items[name]
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        """All items, by name."""
+        return (self._items[name] for name in self.names())

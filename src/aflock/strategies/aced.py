@@ -1,0 +1,107 @@
+"""ACED: all-client engagement with bounded delay.
+
+    before the loop:      as ACE; t_i^start <- 1 for all i
+    on an arrival of G:   U_j <- G;   A(t) = {i : t - t_i^start <= tau_algo}
+                          if A(t) is not empty:   w^{t+1} = w^t - eta * (1/|A(t)|) * sum over A(t) of U_i
+                          else:                   w^{t+1} = w^t
+                          t_j^start <- t + 1
+
+Read literally: A(t) is formed before t_j^start is reset, so an arrival that was too slow does not count in its own step
+but is fresh in the next one; t grows either way. tau_algo >= tau_max gives ACE exactly.
+
+`starts` lists the active clients in the order of their t^start; the sum over A(t) is kept: an expired row is taken out
+once, a row that reports is put back once, so an arrival costs O(d) amortised.
+
+Open federation: a client that joins enters with its first gradient and the current version as its t^start; one that
+leaves takes its row with it. cache="int8" is ACED-8bit.
+
+Anonymous authors: Mitigating Participation Imbalance Bias in Asynchronous Federated Learning under Client
+Heterogeneity. Under review. Algorithm a.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import kernels, rows
+from ..types import Accumulator, Receipt, Update, Vector
+from .base import Strategy
+from ..params import Params, choice, folder, positive, threshold
+from .registry import register
+
+
+@dataclass(frozen=True)
+class AcedParams(Params):
+    """Hyper-parameters of aced."""
+
+    lr: float = positive(0.1, "eta, server step size")
+    tau_algo: float = threshold(50, "tau_algo, versions after which a silent client no longer counts")
+    cache: str = choice("dense", rows.KINDS, "how the server keeps its rows")
+    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
+
+
+@register(
+    "aced",
+    paper="Mitigating participation imbalance bias (paper 000), algorithm a.1",
+    rule="U_i <- G; w <- w - lr*mean of U_j over A = {j : t - start_j <= tau_algo}; start_i <- t+1",
+    optimum="biased",
+    params=AcedParams,
+)
+class Aced(Strategy):
+    """ACE over the clients heard from recently."""
+
+    needs = ("gradient",)
+    first = True
+    keeps = ("rows", "total", "starts")
+    p: AcedParams
+
+    def _allocate(self, length: int) -> None:
+        self.rows = rows.create(self.p.cache, self.clients, length, seed=self.seed, folder=self.p.cache_dir)
+        self.total: Accumulator = kernels.zeros(length, np.float64)
+        self.starts: dict[int, int] = {}
+
+    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
+        for client, gradient in first.items():
+            self.rows.exchange(client, gradient, self.total)
+        kernels.step(self.w, self.low, -self.p.lr / self.n, self.total)
+        self._advance()
+        self.starts = dict.fromkeys(first, 1)
+
+    def _receive(self, update: Update, staleness: int) -> Receipt:
+        client, gradient = update.client, update.vectors["gradient"]
+        self._expire()
+        if client in self.starts:
+            a = -self.p.lr / len(self.starts)
+            self.rows.exchange_step(client, gradient, self.total, self.w, self.low, a)
+            del self.starts[client]
+        else:
+            self.rows.store(client, gradient)
+            if self.starts:
+                kernels.step(self.w, self.low, -self.p.lr / len(self.starts), self.total)
+            self.rows.add_to(self.total, 1.0, client)
+        self.starts[client] = self.version + 1
+        return self._applied(staleness)
+
+    def _expire(self) -> None:
+        """Takes the rows out of the sum that A(t) no longer holds; the oldest start stands first."""
+        while self.starts:
+            client = next(iter(self.starts))
+            if self.version - self.starts[client] <= self.p.tau_algo:
+                return
+            del self.starts[client]
+            self.rows.add_to(self.total, -1.0, client)
+        self.total[:] = 0.0  # nothing is active: not even rounding may remain
+
+    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+        assert first is not None
+        self.rows.insert(client)
+        self.rows.exchange(client, first, self.total)
+        self.starts[client] = self.version
+
+    def _leave(self, client: int) -> None:
+        if self.starts.pop(client, None) is not None:
+            self.rows.add_to(self.total, -1.0, client)
+        self.rows.discard(client)

@@ -1,0 +1,368 @@
+"""What every server rule is: the contract, the checks at its door, and the state it saves.
+
+A rule is driven by hand, by the simulator or by a server in the same way:
+
+    s.start(w0)                        # or s.start(w0, first={client: gradient, ...}) where s.first is true
+    job = s.job(client=3)
+    receipt = s.receive(Update(client=3, version=job.version, vectors={"gradient": g}))
+
+A new rule writes `_receive` (one arrival), and, where it holds more than the model, `_allocate` (make the buffers),
+`_begin` (the first step) and `keeps` (the names of the attributes to save). It knows no clock, no socket, no torch and
+no other rule.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .. import kernels, rng
+from ..errors import (
+    CountError,
+    DuplicateClient,
+    FirstGradients,
+    InputError,
+    MissingVector,
+    OrderError,
+    ParameterError,
+    StateError,
+    UnknownClient,
+    VectorError,
+    VersionError,
+)
+from ..rows import Rows
+from ..types import Job, Receipt, State, Update, Vector
+from ..params import Params
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+class Strategy(ABC):
+    """One server rule and everything it remembers."""
+
+    name: ClassVar[str]
+    """The registered name."""
+    needs: tuple[str, ...] = ()
+    """The vectors every update must carry, out of gradient, delta, model, direction (and control, for SCAFFOLD)."""
+    first: bool = False
+    """Whether the rule needs every client's gradient at w^0 before it can start."""
+    fair: ClassVar[bool] = False
+    """Whether the rule asks for fair selection without replacement (the coordinator's default policy for it)."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """The attributes that make up the state, beside the model, its version and the clients."""
+
+    version: int
+    """t, the number of server updates so far."""
+
+    def __init__(self, clients: int, params: Params, seed: int = 0) -> None:
+        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+            raise ParameterError(f"clients={clients!r} is not valid; expected a positive integer")
+        self.p = params
+        self.seed = seed
+        self.clients: set[int] = set(range(clients))
+        self.version = 0
+        self._started = False
+
+    # -- the contract -----------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Vector:
+        """w^t: a read-only vector that stays as it is when the next version comes."""
+        self._require_start()
+        if self._published is None:
+            self._published = _frozen(self.w.copy())
+        return self._published
+
+    @property
+    def cohort(self) -> int | None:
+        """How many clients the current round takes, for rules that wait for a cohort; None for those that do not."""
+        return None
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The vectors that travel as their change since the client's last report (see `local.Differences`)."""
+        return ()
+
+    @property
+    def pending(self) -> int:
+        """How many arrivals are held and not yet part of the model."""
+        return 0
+
+    def start(
+        self, w0: Vector, first: Mapping[int, Vector] | None = None, examples: Mapping[int, int] | None = None
+    ) -> None:
+        """Takes the initial model and, where `self.first`, every client's gradient at it.
+
+        `examples` optionally says how many examples each client has; rules that weigh clients before they have
+        reported (twafl, rolling-fedavg) otherwise take the mean of those that have.
+        """
+        if self._started:
+            raise OrderError(f"{self.name} was started before; create a new one to start again")
+        w0 = _checked(w0, "w0", None)
+        gradients = self._check_first(first, w0.size)
+        counts = self._check_examples(examples)
+        self._prepare(w0)
+        self._begin(gradients, counts)
+        self._started = True
+
+    def job(self, client: int) -> Job:
+        """What the client works on if it pulls now."""
+        self._require_start()
+        self._require_client(client)
+        if self._extras is None:
+            self._extras = {name: _frozen(vector) for name, vector in self._make_extras().items()}
+        return Job(client=client, version=self.version, model=self.model, extras=self._extras)
+
+    def receive(self, update: Update) -> Receipt:
+        """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
+        staleness, update = self._admit(update)
+        return self._receive(update, staleness)
+
+    def flush(self) -> bool:
+        """Steps with whatever is held, as the end of a run asks for; False if nothing was held."""
+        return False
+
+    def join(self, client: int, first: Vector | None = None, examples: int | None = None) -> None:
+        """Adds a client; where `self.first`, with its gradient at the current model."""
+        self._require_start()
+        client = _index(client, "client", UnknownClient)
+        if client in self.clients:
+            raise DuplicateClient(f"client {client} is in the federation already")
+        gradient = None
+        if self.first:
+            if first is None:
+                raise FirstGradients(f"{self.name} needs client {client}'s gradient at the current model to let it in")
+            gradient = _checked(first, f"first gradient of client {client}", self.w.size)
+        elif first is not None:
+            raise FirstGradients(f"{self.name} takes no first gradients; leave `first` out")
+        counts = self._check_examples(None if examples is None else {client: examples}, joining=client)
+        self._join(client, gradient, counts.get(client))
+        self.clients.add(client)
+        self._joined()
+
+    def leave(self, client: int) -> None:
+        """Removes a client and what the rule holds of it."""
+        self._require_start()
+        self._require_client(client)
+        self._leave(client)
+        self.clients.remove(client)
+        self._left()
+
+    # -- what a rule writes -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _receive(self, update: Update, staleness: int) -> Receipt:
+        """One arrival whose input has been checked; its vectors are finite, contiguous and of length d."""
+
+    def _allocate(self, length: int) -> None:
+        """Makes the buffers, all zero. Runs before `_begin` and before a state is loaded."""
+
+    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
+        """The first step, with the model already in place."""
+
+    def _make_extras(self) -> dict[str, Vector]:
+        """The extra vectors of a job at the current version."""
+        return {}
+
+    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+        """Makes room for a client."""
+
+    def _joined(self) -> None:
+        """Called once the client is in `self.clients`."""
+
+    def _leave(self, client: int) -> None:
+        """Forgets a client."""
+
+    def _left(self) -> None:
+        """Called once the client is out of `self.clients`."""
+
+    # -- what a rule uses -------------------------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """The number of clients present."""
+        return len(self.clients)
+
+    def _advance(self) -> None:
+        """The model has moved: one more version; what was published of the old one no longer stands."""
+        self.version += 1
+        self._published = None
+        self._extras = None
+
+    def _applied(self, staleness: int) -> Receipt:
+        self._advance()
+        return Receipt("applied", staleness)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """Everything needed to go on with the same bits: model, version, clients, buffers, rows, random streams."""
+        self._require_start()
+        state: State = {"strategy": self.name, "params": asdict(self.p), "seed": self.seed, "version": self.version}
+        state |= {"w": self.w.copy(), "low": self.low.copy(), "clients": np.array(sorted(self.clients), np.int64)}
+        return state | {"keeps": {name: _saved(getattr(self, name)) for name in self.keeps}}
+
+    def load_state_dict(self, state: State) -> None:
+        """Takes over a saved state, all of it or (if it does not fit) nothing."""
+        self._check_state(state)
+        fresh = type(self)(max(1, len(state["clients"])), self.p, state["seed"])
+        fresh.clients = {int(client) for client in state["clients"]}
+        fresh.version = int(state["version"])
+        fresh._prepare(np.asarray(state["w"]))
+        fresh.low[:] = state["low"]
+        for name in self.keeps:
+            if name not in state["keeps"]:
+                raise StateError(f"the saved state of {self.name} lacks {name!r}")
+            setattr(fresh, name, _restored(getattr(fresh, name), state["keeps"][name], name))
+        fresh._started = True
+        self.__dict__ = fresh.__dict__
+
+    def _check_state(self, state: State) -> None:
+        if not isinstance(state, Mapping) or "strategy" not in state:
+            raise StateError("this is not a state of a strategy; expected what `state_dict` returned")
+        if state["strategy"] != self.name:
+            raise StateError(f"the state was saved by {state['strategy']}; expected {self.name}")
+        mine = asdict(self.p)
+        wrong = [f"{k}={v!r}" for k, v in state["params"].items() if k not in mine or mine[k] != v]
+        if wrong or len(mine) != len(state["params"]):
+            raise StateError(f"the state was saved with {', '.join(wrong)}; expected the parameters {mine}")
+
+    # -- checks at the door -----------------------------------------------------------------------------------------
+
+    def _prepare(self, w0: Vector) -> None:
+        self._allocate(w0.size)
+        self.w: Vector = kernels.zeros(w0.size, np.float32)
+        self.low: Vector = kernels.zeros(w0.size, np.float32)
+        self.w[:] = w0
+        self._published: Vector | None = None
+        self._extras: dict[str, Vector] | None = None
+
+    def _admit(self, update: Update) -> tuple[int, Update]:
+        """The staleness of an update that may come in, and the update with contiguous vectors."""
+        self._require_start()
+        if not isinstance(update, Update):
+            raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
+        self._require_client(update.client)
+        staleness = self.version - _index(update.version, "version", VersionError)
+        if staleness < 0 or update.version < 0:
+            raise VersionError(f"version {update.version} does not exist; expected one of 0 to {self.version}")
+        _positive(update.steps, "steps")
+        _positive(update.examples, "examples")
+        ragged: dict[str, Vector] = {}
+        for name in self.needs:
+            vector = update.vectors.get(name)
+            if vector is None:
+                raise MissingVector(self._missing(name, update.vectors))
+            sound = _checked(vector, name, self.w.size)
+            if sound is not vector:
+                ragged[name] = sound
+        if ragged:
+            update = replace(update, vectors={**update.vectors, **ragged})
+        return staleness, update
+
+    def _missing(self, name: str, vectors: Mapping[str, Vector]) -> str:
+        got = ", ".join(vectors) or "none"
+        return f"{self.name} needs the vector {name!r}; the update carries {got}"
+
+    def _require_start(self) -> None:
+        if not self._started:
+            raise OrderError(f"{self.name} has not been started; call start(w0{', first' if self.first else ''}) first")
+
+    def _require_client(self, client: int) -> None:
+        if client not in self.clients:
+            raise UnknownClient(f"client {client!r} is not in the federation of {self.n} clients")
+
+    def _check_first(self, first: Mapping[int, Vector] | None, length: int) -> dict[int, Vector]:
+        if not self.first:
+            if first:
+                raise FirstGradients(f"{self.name} takes no first gradients; leave `first` out")
+            return {}
+        first = first or {}
+        missing = sorted(self.clients - set(first))
+        if missing:
+            raise FirstGradients(
+                f"{self.name} needs every client's gradient at w0; missing: {', '.join(map(str, missing[:10]))}"
+                f"{' ...' if len(missing) > 10 else ''} ({len(missing)} of {self.n})"
+            )
+        for client in first:
+            self._require_client(client)
+        return {c: _checked(first[c], f"first gradient of client {c}", length) for c in sorted(first)}
+
+    def _check_examples(self, examples: Mapping[int, int] | None, joining: int | None = None) -> dict[int, int]:
+        for client, count in (examples or {}).items():
+            if client != joining:
+                self._require_client(client)
+            _positive(count, f"examples of client {client}")
+        return dict(examples or {})
+
+
+def _index(value: Any, what: str, error: type[InputError]) -> int:
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise error(f"{what} is {value!r} ({type(value).__name__}); expected an integer") from None
+
+
+def _positive(value: Any, what: str) -> None:
+    if _index(value, what, CountError) < 1:
+        raise CountError(f"{what} is {value}; expected at least 1")
+
+
+def _checked(vector: Any, name: str, length: int | None) -> Vector:
+    """The vector itself if it is sound, a contiguous copy if only its strides are not, an error otherwise."""
+    if not isinstance(vector, np.ndarray):
+        raise VectorError(f"{name} is a {type(vector).__name__}; expected a flat NumPy float32 vector")
+    if vector.dtype != _FLOAT32:
+        raise VectorError(f"{name} has dtype {vector.dtype}; expected float32")
+    if vector.ndim != 1 or (length is None and vector.size == 0):
+        raise VectorError(f"{name} has shape {vector.shape}; expected a flat vector of at least one weight")
+    if length is not None and vector.size != length:
+        raise VectorError(f"{name} has {vector.size} weights; expected {length}")
+    sound = vector if vector.flags.c_contiguous else np.ascontiguousarray(vector)
+    if not kernels.all_finite(sound):
+        bad = int(np.flatnonzero(~np.isfinite(sound))[0])
+        raise VectorError(f"{name} holds {sound[bad]} at position {bad}; expected finite numbers only")
+    return sound
+
+
+def _frozen(vector: Vector) -> Vector:
+    vector.flags.writeable = False
+    return vector
+
+
+def _saved(value: Any) -> Any:
+    """A kept attribute as arrays and JSON values; a number per client keeps the order of the clients."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, np.random.Generator):
+        return rng.get_state(value)
+    if isinstance(value, Rows):
+        return value.state_dict()
+    if isinstance(value, dict):
+        return {"ids": np.array(list(value), np.int64), "values": np.array(list(value.values()))}
+    return value
+
+
+def _restored(empty: Any, saved: Any, name: str) -> Any:
+    """The attribute a saved value stands for; `empty` is what a fresh rule holds in its place."""
+    if isinstance(empty, np.ndarray):
+        if saved.shape != empty.shape or saved.dtype != empty.dtype:
+            raise StateError(f"saved {name} is {saved.dtype}{saved.shape}; expected {empty.dtype}{empty.shape}")
+        empty[:] = saved
+        return empty
+    if isinstance(empty, np.random.Generator):
+        rng.set_state(empty, saved)
+        return empty
+    if isinstance(empty, Rows):
+        empty.load_state_dict(saved)
+        return empty
+    if isinstance(empty, dict):
+        return dict(zip(saved["ids"].tolist(), saved["values"].tolist(), strict=True))
+    return saved

@@ -1,0 +1,58 @@
+"""Rules that hold arrivals and step when m of them are in: one server update, so t grows by one."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from ..types import Receipt, Update
+from .base import Strategy
+from ..params import Params, whole
+
+
+@dataclass(frozen=True)
+class BufferParams(Params):
+    """The buffer size every buffered rule has."""
+
+    buffer: int = whole(10, "m, arrivals per server step")
+
+
+class Buffered(Strategy):
+    """Counts arrivals, releases them at m, and never drops a last partial buffer silently (`pending`, `flush`)."""
+
+    keeps = ("held",)
+    p: BufferParams
+
+    def _allocate(self, length: int) -> None:
+        self.held = 0
+
+    @property
+    def pending(self) -> int:
+        return self.held
+
+    def flush(self) -> bool:
+        if not self.held:
+            return False
+        self._step()
+        return True
+
+    def _receive(self, update: Update, staleness: int) -> Receipt:
+        self._hold(update, staleness)
+        self.held += 1
+        if self.held < self.p.buffer:
+            return Receipt("buffered", staleness)
+        self._step()
+        return Receipt("applied", staleness)
+
+    def _step(self) -> None:
+        self._release(self.held)
+        self.held = 0
+        self._advance()
+
+    @abstractmethod
+    def _hold(self, update: Update, staleness: int) -> None:
+        """Takes one arrival into the buffer."""
+
+    @abstractmethod
+    def _release(self, m: int) -> None:
+        """Moves the model by the m arrivals held, and empties the buffer."""

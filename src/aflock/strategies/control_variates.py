@@ -1,0 +1,128 @@
+"""Control variates and momentum on the server: what masfl and adamasfl share.
+
+    c_i = G_i at w^0,   c = (1/N) sum_i c_i,   g = c                           at the start
+    c'_i <- G                                                                  on an arrival
+    diff = sum over S_t of (c'_i - c_i),   c_i <- c'_i for i in S_t            at S arrivals
+    g <- beta*(diff/S + c) + (1-beta)*g,   c <- c + diff/N                     (g uses the c before it moves)
+
+    selection="arrivals"   S_t is whoever was heard in this round. The newest value of a client replaces an older one of
+                           the same round, so the differences telescope into one running sum and one row per client.
+    selection="random"     (the paper's algorithm 1) at every S arrivals S clients drawn at random contribute the newest
+                           value they have sent, old or new: a second row per client holds it.
+
+Open federation: a client that joins enters N with its first gradient, one that leaves takes its row with it, and c is
+the mean over the clients present.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import kernels, rng, rows, theorems
+from ..errors import ParameterError
+from ..types import Accumulator, Update, Vector
+from .buffered import Buffered, BufferParams
+from ..params import Params, choice, folder, positive, unit, whole
+
+
+@dataclass(frozen=True)
+class ControlParams(BufferParams):
+    """What masfl and adamasfl have in common; S is `buffer`, K is `steps`, T is `rounds`."""
+
+    beta: float | None = unit(None, "beta, momentum; None: sqrt(S*K/T)", one=True)
+    gamma: float | None = positive(None, "gamma, server step size; None: the theorem's")
+    steps: int = whole(1, "K, local steps, for the theorem's defaults")
+    rounds: int = whole(1000, "T, server steps planned, for the theorem's defaults")
+    selection: str = choice("arrivals", ("arrivals", "random"), "who contributes to a round")
+    cache: str = choice("dense", ("dense", "disk"), "where the rows are kept")
+    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
+
+
+class ControlVariates(Buffered):
+    """Base of the rules with a control variate per client and a momentum on the server."""
+
+    needs = ("gradient",)
+    first = True
+    keeps = (*Buffered.keeps, "rows", "newest", "total", "diff", "g", "draws")
+    p: ControlParams
+
+    def __init__(self, clients: int, params: Params, seed: int = 0) -> None:
+        super().__init__(clients, params, seed)
+        if self.p.selection == "random" and self.p.buffer > clients:
+            raise ParameterError(
+                f"{self.name}: buffer={self.p.buffer} clients cannot be drawn from {clients}; expected at most {clients}"
+            )
+        p = self.p
+        self.beta = theorems.momentum(p.buffer, p.steps, p.rounds) if p.beta is None else p.beta
+
+    def _allocate(self, length: int) -> None:
+        super()._allocate(length)
+        self.rows = self._make_rows(self.clients, length)
+        self.newest = self._make_rows(self.clients if self.p.selection == "random" else (), length)
+        self.total: Accumulator = kernels.zeros(length, np.float64)
+        self.diff: Accumulator = kernels.zeros(length, np.float64)
+        self.g: Accumulator = kernels.zeros(length, np.float64)
+        self.draws = rng.stream(self.seed, self.name, "selection")
+
+    def _make_rows(self, clients: set[int] | tuple[int, ...], length: int) -> rows.DenseRows:
+        made = rows.create(self.p.cache, clients, length, folder=self.p.cache_dir)
+        assert isinstance(made, rows.DenseRows)
+        return made
+
+    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
+        for client, gradient in first.items():
+            self._enter(client, gradient)
+        np.divide(self.total, self.n, out=self.g)
+
+    def _enter(self, client: int, gradient: Vector) -> None:
+        self.rows.exchange(client, gradient, self.total)
+        if self.p.selection == "random":
+            self.newest.store(client, gradient)
+
+    def _make_extras(self) -> dict[str, Vector]:
+        """beta*c + (1-beta)*g, which local training adds to its corrected gradient."""
+        momentum = np.empty(self.w.size, np.float32)
+        kernels.blend(momentum, self.beta / max(1, self.n), self.total, 1.0 - self.beta, self.g)
+        return {"momentum": momentum}
+
+    def _hold(self, update: Update, staleness: int) -> None:
+        client, gradient = update.client, update.vectors["gradient"]
+        if self.p.selection == "random":
+            self.newest.store(client, gradient)
+        else:
+            self.rows.exchange(client, gradient, self.diff)
+
+    def _select(self) -> list[int]:
+        """S_t of selection="random", in client order."""
+        present = sorted(self.clients)
+        size = min(self.p.buffer, len(present))
+        return sorted(int(client) for client in self.draws.choice(present, size, replace=False))
+
+    def _release(self, m: int) -> None:
+        if self.p.selection == "random":
+            chosen = self._select()
+            for client in chosen:
+                self.rows.exchange(client, self.newest.row(client), self.diff)
+            self._move(chosen, len(chosen))
+        else:
+            self._move([], m)
+
+    def _move(self, chosen: list[int], size: int) -> None:
+        """One server step; `diff` holds the sum over the S = size contributions."""
+        kernels.momentum(self.g, self.total, self.diff, self.beta, 1.0 / max(1, size), 1.0 / max(1, self.n))
+
+    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+        assert first is not None
+        self.rows.insert(client)
+        if self.p.selection == "random":
+            self.newest.insert(client)
+        self._enter(client, first)
+
+    def _leave(self, client: int) -> None:
+        self.rows.add_to(self.total, -1.0, client)
+        self.rows.discard(client)
+        if self.p.selection == "random":
+            self.newest.discard(client)

@@ -1,0 +1,123 @@
+"""The weighted mean of every client's latest model, newer ones counting more: what twafl and rolling-fedavg share.
+
+    M_i <- x_K, stamp_i <- t+1
+    w^{t+1} = sum_j weight_j M_j / sum_j weight_j,    weight_j = r_j * exp(-decay*(t+1 - stamp_j))
+
+The factor exp(-decay*(t+1)) is common to all weights and cancels. What is kept is therefore
+
+    total = sum_j e_j M_j,   mass = sum_j e_j,   e_j = r_j * exp(decay*(stamp_j - base)),
+
+over the clients that have reported; an arrival changes one e_j, so it costs O(d). `base` moves up (and total and mass
+are scaled down) before exp can overflow, however many arrivals there are.
+
+Clients that have not reported hold M_j = w^0, stamp_j = 0. Their r_j is what `start` or `join` was told, else the mean
+of those that have reported: with clients of equal size every weight is right from the first arrival on.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import kernels, rows
+from ..types import Accumulator, Receipt, Update, Vector
+from .base import Strategy
+from ..params import Params, choice, folder
+
+_LARGEST_EXPONENT = 40.0
+
+
+@dataclass(frozen=True)
+class LatestModelsParams(Params):
+    """Where the models are kept."""
+
+    cache: str = choice("dense", ("dense", "disk"), "where the models M_j are kept")
+    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
+
+
+class LatestModels(Strategy):
+    """Base of the rules that average the newest model of every client."""
+
+    needs = ("model",)
+    keeps = ("rows", "total", "mass", "base", "stamps", "examples", "reported", "told", "w0")
+    p: LatestModelsParams
+
+    @property
+    @abstractmethod
+    def decay(self) -> float:
+        """How fast a model's weight fades per version of age."""
+
+    def _allocate(self, length: int) -> None:
+        made = rows.create(self.p.cache, self.clients, length, folder=self.p.cache_dir)
+        assert isinstance(made, rows.DenseRows)
+        self.rows = made
+        self.total: Accumulator = kernels.zeros(length, np.float64)
+        self.w0: Vector = kernels.zeros(length, np.float32)
+        self.mass = 0.0
+        self.base = 0
+        self.stamps: dict[int, int] = {}
+        self.examples: dict[int, int] = {}
+        self.reported = 0
+        self.told: dict[int, int] = {}
+
+    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
+        self.w0[:] = self.w
+        self.told = dict(examples)
+
+    def _receive(self, update: Update, staleness: int) -> Receipt:
+        client, now = update.client, self.version + 1
+        self._rebase(now)
+        old = self._weight(client) if client in self.stamps else 0.0
+        self.reported += update.examples - self.examples.get(client, 0)
+        self.stamps[client], self.examples[client] = now, update.examples
+        self.told.pop(client, None)
+        new = self._weight(client)
+        self.mass += new - old
+        silent = self._silent()
+        inverse = 1.0 / (self.mass + silent)
+        kernels.exchange_mean(
+            self.rows.row(client), update.vectors["model"], self.total, new, old, self.w, self.low, inverse,
+            silent * inverse, self.w0,
+        )  # fmt: skip
+        return self._applied(staleness)
+
+    def _weight(self, client: int) -> float:
+        return self.examples[client] * math.exp(self.decay * (self.stamps[client] - self.base))
+
+    def _silent(self) -> float:
+        """The weight of all clients that have not reported: they share M = w^0 and stamp 0."""
+        unknown = self.n - len(self.stamps) - len(self.told)
+        mean = self.reported / len(self.examples) if unknown else 0.0
+        return (sum(self.told.values()) + unknown * mean) * math.exp(-self.decay * self.base)
+
+    def _rebase(self, now: int) -> None:
+        if self.decay * (now - self.base) > _LARGEST_EXPONENT:
+            factor = math.exp(-self.decay * (now - self.base))
+            self.total *= factor
+            self.mass *= factor
+            self.base = now
+
+    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+        self.rows.insert(client)
+        if examples is not None:
+            self.told[client] = examples
+
+    def _leave(self, client: int) -> None:
+        self.told.pop(client, None)
+        self.rows.discard(client)
+        self.reported -= self.examples.pop(client, 0)
+        if self.stamps.pop(client, None) is not None:
+            self._resum()
+
+    def _resum(self) -> None:
+        """The sums from scratch: when the client with the largest weight goes, a difference would keep no digits."""
+        self.total[:] = 0.0
+        self.mass = 0.0
+        for client in self.stamps:
+            weight = self._weight(client)
+            self.mass += weight
+            self.rows.add_to(self.total, weight, client)

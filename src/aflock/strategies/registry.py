@@ -1,0 +1,110 @@
+"""Rules by name.
+
+    @register("asgd", paper=..., rule="w <- w - lr*G", optimum="biased", params=AsgdParams)
+    class Asgd(Strategy): ...
+
+Registering a rule is all it takes to be listed, created by name and run through the contract suite.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from ..params import Params
+from ..registry import Registry
+from .base import Strategy
+
+S = TypeVar("S", bound=type[Strategy])
+
+Optimum = Literal["true", "step", "biased"]
+"""Where a rule ends on a federation whose fast clients hold other data than its slow ones: at the true optimum, within
+the order of its step of it, or at a point pulled towards the fast clients."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about a registered rule."""
+
+    name: str
+    cls: type[Strategy]
+    params: type[Params]
+    paper: str
+    rule: str
+    optimum: Optimum
+
+    def describe(self) -> dict[str, Any]:
+        """JSON values for `aflock list strategies --json`."""
+        return {
+            "name": self.name,
+            "paper": self.paper,
+            "rule": self.rule,
+            "optimum": self.optimum,
+            "needs": list(self.cls.needs),
+            "first": self.cls.first,
+            "module": self.cls.__module__,
+            "parameters": self.params.describe(),
+        }
+
+
+_ENTRIES: Registry[Entry] = Registry("strategy")
+_ADDITIONS: Registry[type[Strategy]] = Registry("addition to a strategy")
+
+
+def register(name: str, *, paper: str, rule: str, optimum: Optimum, params: type[Params]) -> Callable[[S], S]:
+    """Class decorator that makes a rule known by name."""
+
+    def add(cls: S) -> S:
+        _ENTRIES.add(name, Entry(name, cls, params, paper, rule, optimum))
+        cls.name = name
+        return cls
+
+    return add
+
+
+def create(name: str, clients: int, *, seed: int = 0, **params: Any) -> Strategy:
+    """The rule of that name for clients 0 .. clients-1, with keyword hyper-parameters; unknown ones are an error.
+
+    `seed` feeds the rules that draw (int8 rounding, random selection, random cohort sizes). A name ending in
+    "+scaffold" wraps the rule in SCAFFOLD's server half.
+    """
+    base, *additions = name.split("+")
+    entry = get(base)
+    cls = entry.cls
+    for extra in additions:
+        cls = _combined(extra, cls)
+    return cls(clients, entry.params.build(name, params), seed)
+
+
+@functools.cache
+def _combined(extra: str, cls: type[Strategy]) -> type[Strategy]:
+    mixin = _ADDITIONS.get(extra)
+    return type(f"{mixin.__name__}{cls.__name__}", (mixin, cls), {"name": f"{cls.name}+{extra}"})
+
+
+def get(name: str) -> Entry:
+    """The entry of that name."""
+    return _ENTRIES.get(name)
+
+
+def names() -> list[str]:
+    """All registered names, sorted."""
+    return _ENTRIES.names()
+
+
+def entries() -> list[Entry]:
+    """All registered rules, by name."""
+    return list(_ENTRIES)
+
+
+def addition(name: str) -> Callable[[S], S]:
+    """Class decorator for a mixin that `create` puts before the rule in names ending in "+name"."""
+
+    def add(cls: S) -> S:
+        _ADDITIONS.add(name, cls)
+        return cls
+
+    return add
+

@@ -1,0 +1,26 @@
+"""Rolling FedAvg: the mean of every client's latest model, whatever its age.
+
+    M_i <- x_K;    w^{t+1} = sum_j r_j M_j / sum_j r_j
+
+M_j = w^0 at the start. It is twafl with decay 0.
+
+Baseline of paper 001 (see `mr-asyncfl`), section 5.3.
+"""
+
+from __future__ import annotations
+
+from .latest_models import LatestModels, LatestModelsParams
+from .registry import register
+
+
+@register(
+    "rolling-fedavg",
+    paper="MR.AsyncFL (paper 001), section 5.3",
+    rule="M_i <- x_K; w <- mean of M_j weighted by r_j",
+    optimum="step",
+    params=LatestModelsParams,
+)
+class RollingFedAvg(LatestModels):
+    """The mean of all latest models, age ignored."""
+
+    decay = 0.0

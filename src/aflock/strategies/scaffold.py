@@ -1,0 +1,52 @@
+"""SCAFFOLD's server half, as an addition to any rule: create("afa-cd+scaffold", ...), create("fedbuff+scaffold", ...).
+
+    the job carries             c = (1/N) sum_i c_i                  as its extra vector `control`
+    the update carries          c_i^+ - c_i                          as its vector `control`
+    the server adds             (1/N)*(c_i^+ - c_i)   to c           when the model moves next
+
+so that a job's vectors are all of one version. The client keeps c_i (local rule `scaffold`). A client's change counts
+even where the rule rejects its model step, because the client has moved its c_i already. A client that joins has
+c_i = 0; what one that leaves has put into c stays.
+
+Karimireddy, S. P., Kale, S., Mohri, M., Reddi, S., Stich, S., Suresh, A. T.: SCAFFOLD: Stochastic Controlled Averaging
+for Federated Learning. ICML 2020. Its use under AFL: paper 003, table 3 (see `afa-cd`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import kernels
+from ..types import Accumulator, Receipt, Update, Vector
+from .base import Strategy
+from .registry import addition
+
+
+@addition("scaffold")
+class Scaffold(Strategy):
+    """Mixed in before a rule's own class."""
+
+    control: Accumulator
+    drift: Accumulator
+
+    def __init_subclass__(cls) -> None:
+        cls.needs = (*cls.needs, "control")
+        cls.keeps = (*cls.keeps, "control", "drift")
+
+    def _allocate(self, length: int) -> None:
+        super()._allocate(length)
+        self.control = kernels.zeros(length, np.float64)
+        self.drift = kernels.zeros(length, np.float64)
+
+    def _make_extras(self) -> dict[str, Vector]:
+        mean = (self.control / max(1, self.n)).astype(np.float32)
+        return super()._make_extras() | {"control": mean}
+
+    def _receive(self, update: Update, staleness: int) -> Receipt:
+        kernels.add(self.drift, 1.0, update.vectors["control"])
+        return super()._receive(update, staleness)  # type: ignore[safe-super]
+
+    def _advance(self) -> None:
+        super()._advance()
+        self.control += self.drift
+        self.drift[:] = 0.0

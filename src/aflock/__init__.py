@@ -1,8 +1,8 @@
 """aflock: asynchronous federated learning. Many clients train one model; nobody waits for anybody.
 
-    from aflock import Update, strategies
+from aflock import Update, strategies
 
-    s = strategies.create("ace", clients=5, lr=0.1)
+s = strategies.create("ace", clients=5, lr=0.1)
 """
 
 from __future__ import annotations

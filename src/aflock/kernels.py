@@ -21,7 +21,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from .types import Accumulator, Vector
+
 F = TypeVar("F", bound=Callable[..., Any])
+Floats = Vector | Accumulator
+Levels = npt.NDArray[np.int8]
 
 BLOCK = 256
 """Weights that share one int8 scale: 1 + 4/256 = 1.016 bytes per weight."""
@@ -35,9 +39,14 @@ def _compiled(**options: Any) -> Callable[[F], F]:
 
 
 def zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A zero vector that starts on a cache line: unaligned vectors cost the loops below 5 to 10 % of their speed."""
+    """A zero vector that starts on a cache line and is in memory already.
+
+    Unaligned vectors cost the loops below 5 to 10 % of their speed; memory the system hands out only when it is first
+    touched would cost an early arrival ten times its due.
+    """
     kind = np.dtype(dtype)
     raw = np.zeros(length * kind.itemsize + _ALIGNMENT, np.uint8)
+    raw.fill(0)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + length * kind.itemsize].view(kind)
 
@@ -46,7 +55,7 @@ def zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 @_compiled(fastmath={"reassoc"})
-def _energy(v):  # type: ignore[no-untyped-def]
+def _energy(v: Vector) -> np.float32:
     total = np.float32(0.0)
     for k in range(v.shape[0]):
         total += v[k] * v[k]
@@ -67,7 +76,7 @@ def all_finite(v: npt.NDArray[np.float32]) -> bool:
 
 
 @_compiled()
-def step(w, low, a, v):  # type: ignore[no-untyped-def]
+def step(w: Vector, low: Vector, a: float, v: Floats) -> None:
     """w <- w + a*v."""
     for k in range(v.shape[0]):
         x = np.float64(w[k]) + np.float64(low[k]) + a * np.float64(v[k])
@@ -77,7 +86,7 @@ def step(w, low, a, v):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def drain(w, low, a, acc):  # type: ignore[no-untyped-def]
+def drain(w: Vector, low: Vector, a: float, acc: Accumulator) -> None:
     """w <- w + a*acc; acc <- 0."""
     for k in range(acc.shape[0]):
         x = np.float64(w[k]) + np.float64(low[k]) + a * acc[k]
@@ -88,7 +97,7 @@ def drain(w, low, a, acc):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def assign(w, low, a, acc):  # type: ignore[no-untyped-def]
+def assign(w: Vector, low: Vector, a: float, acc: Accumulator) -> None:
     """w <- a*acc; acc <- 0."""
     for k in range(acc.shape[0]):
         x = a * acc[k]
@@ -99,7 +108,7 @@ def assign(w, low, a, acc):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def mix(w, low, alpha, x):  # type: ignore[no-untyped-def]
+def mix(w: Vector, low: Vector, alpha: float, x: Vector) -> None:
     """w <- (1-alpha)*w + alpha*x."""
     beta = 1.0 - alpha
     for k in range(x.shape[0]):
@@ -110,7 +119,7 @@ def mix(w, low, alpha, x):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def replace_model(w, low, previous, row, x, gamma, c):  # type: ignore[no-untyped-def]
+def replace_model(w: Vector, low: Vector, previous: Vector, row: Vector, x: Vector, gamma: float, c: float) -> None:
     """previous <- w; w <- gamma*(w + c*(x - row)) + (1-gamma)*x; row <- x."""
     rest = 1.0 - gamma
     for k in range(x.shape[0]):
@@ -128,21 +137,21 @@ def replace_model(w, low, previous, row, x, gamma, c):  # type: ignore[no-untype
 
 
 @_compiled()
-def add(total, a, v):  # type: ignore[no-untyped-def]
+def add(total: Accumulator, a: float, v: Floats) -> None:
     """total <- total + a*v."""
     for k in range(v.shape[0]):
         total[k] += a * np.float64(v[k])
 
 
 @_compiled()
-def add_difference(total, v, row):  # type: ignore[no-untyped-def]
+def add_difference(total: Accumulator, v: Vector, row: Vector) -> None:
     """total <- total + v - row."""
     for k in range(v.shape[0]):
         total[k] += np.float64(v[k]) - np.float64(row[k])
 
 
 @_compiled()
-def exchange(row, v, total):  # type: ignore[no-untyped-def]
+def exchange(row: Vector, v: Vector, total: Accumulator) -> None:
     """total <- total + v - row; row <- v."""
     for k in range(v.shape[0]):
         total[k] += np.float64(v[k]) - np.float64(row[k])
@@ -150,7 +159,7 @@ def exchange(row, v, total):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def exchange_step(row, v, total, w, low, a):  # type: ignore[no-untyped-def]
+def exchange_step(row: Vector, v: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
     """total <- total + v - row; row <- v; w <- w + a*total."""
     for k in range(v.shape[0]):
         s = total[k] + (np.float64(v[k]) - np.float64(row[k]))
@@ -163,7 +172,7 @@ def exchange_step(row, v, total, w, low, a):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def shift_step(v, total, w, low, a):  # type: ignore[no-untyped-def]
+def shift_step(v: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
     """total <- total + v; w <- w + a*total."""
     for k in range(v.shape[0]):
         s = total[k] + np.float64(v[k])
@@ -175,7 +184,18 @@ def shift_step(v, total, w, low, a):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def exchange_mean(row, x, total, new, old, w, low, a, b, start):  # type: ignore[no-untyped-def]
+def exchange_mean(
+    row: Vector,
+    x: Vector,
+    total: Accumulator,
+    new: float,
+    old: float,
+    w: Vector,
+    low: Vector,
+    a: float,
+    b: float,
+    start: Vector,
+) -> None:
     """total <- total + new*x - old*row; row <- x; w <- a*total + b*start."""
     for k in range(x.shape[0]):
         s = total[k] + (new * np.float64(x[k]) - old * np.float64(row[k]))
@@ -188,7 +208,7 @@ def exchange_mean(row, x, total, new, old, w, low, a, b, start):  # type: ignore
 
 
 @_compiled()
-def drain_calibrated(w, low, a, total, b, acc):  # type: ignore[no-untyped-def]
+def drain_calibrated(w: Vector, low: Vector, a: float, total: Accumulator, b: float, acc: Accumulator) -> None:
     """w <- w + a*total + b*acc; total <- total + acc; acc <- 0."""
     for k in range(acc.shape[0]):
         x = np.float64(w[k]) + np.float64(low[k]) + (a * total[k] + b * acc[k])
@@ -203,7 +223,7 @@ def drain_calibrated(w, low, a, total, b, acc):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def momentum(g, total, diff, beta, a, b):  # type: ignore[no-untyped-def]
+def momentum(g: Accumulator, total: Accumulator, diff: Accumulator, beta: float, a: float, b: float) -> None:
     """g <- beta*(a*diff + b*total) + (1-beta)*g; total <- total + diff; diff <- 0."""
     rest = 1.0 - beta
     for k in range(g.shape[0]):
@@ -213,14 +233,26 @@ def momentum(g, total, diff, beta, a, b):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def blend(out, a, x, b, y):  # type: ignore[no-untyped-def]
+def blend(out: Vector, a: float, x: Accumulator, b: float, y: Accumulator) -> None:
     """out <- a*x + b*y, rounded to float32."""
     for k in range(x.shape[0]):
         out[k] = np.float32(a * x[k] + b * y[k])
 
 
 @_compiled()
-def amsgrad(w, low, lr, acc, a, mom, var, top, b1, b2, eps):  # type: ignore[no-untyped-def]
+def amsgrad(
+    w: Vector,
+    low: Vector,
+    lr: float,
+    acc: Accumulator,
+    a: float,
+    mom: Accumulator,
+    var: Accumulator,
+    top: Accumulator,
+    b1: float,
+    b2: float,
+    eps: float,
+) -> None:
     """D = a*acc; mom, var, top <- their moving averages and maximum; w <- w + lr*mom/(sqrt(top)+eps); acc <- 0."""
     c1 = 1.0 - b1
     c2 = 1.0 - b2
@@ -248,7 +280,7 @@ _TINY = np.float32(1e-36)  # keeps 1/scale finite when a whole block is (nearly)
 
 
 @_compiled(inline="always")
-def _scale_of(x):  # type: ignore[no-untyped-def]
+def _scale_of(x: Vector) -> np.float32:
     bits = x.view(np.int32)  # for |x| the order of the bits is the order of the numbers, and integers vectorise
     top = np.int32(0)
     for k in range(bits.shape[0]):
@@ -258,7 +290,7 @@ def _scale_of(x):  # type: ignore[no-untyped-def]
 
 
 @_compiled(inline="always")
-def _uniforms(out, count, base, key):  # type: ignore[no-untyped-def]
+def _uniforms(out: Vector, count: int, base: np.uint32, key: np.uint32) -> None:
     for k in range(count):
         h = np.uint32(np.uint32(base + np.uint32(k)) * np.uint32(0x9E3779B9)) ^ key
         h = np.uint32(h ^ (h >> np.uint32(16)))
@@ -270,7 +302,7 @@ def _uniforms(out, count, base, key):  # type: ignore[no-untyped-def]
 
 
 @_compiled(inline="always")
-def _requantise(q, x, u, old, new, change):  # type: ignore[no-untyped-def]
+def _requantise(q: Levels, x: Vector, u: Vector, old: np.float32, new: np.float32, change: Accumulator) -> None:
     inverse = np.float32(1.0) / new
     for k in range(x.shape[0]):
         level = np.floor(x[k] * inverse + u[k])
@@ -280,7 +312,7 @@ def _requantise(q, x, u, old, new, change):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def int8_store(q, scales, v, key):  # type: ignore[no-untyped-def]
+def int8_store(q: Levels, scales: Vector, v: Vector, key: np.uint32) -> None:
     """row <- Q(v)."""
     d = v.shape[0]
     u = np.empty(BLOCK, np.float32)
@@ -295,7 +327,7 @@ def int8_store(q, scales, v, key):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def int8_exchange(q, scales, v, total, key):  # type: ignore[no-untyped-def]
+def int8_exchange(q: Levels, scales: Vector, v: Vector, total: Accumulator, key: np.uint32) -> None:
     """total <- total + Q(v) - row; row <- Q(v)."""
     d = v.shape[0]
     u = np.empty(BLOCK, np.float32)
@@ -314,7 +346,9 @@ def int8_exchange(q, scales, v, total, key):  # type: ignore[no-untyped-def]
 
 
 @_compiled()
-def int8_exchange_step(q, scales, v, total, key, w, low, a):  # type: ignore[no-untyped-def]
+def int8_exchange_step(
+    q: Levels, scales: Vector, v: Vector, total: Accumulator, key: np.uint32, w: Vector, low: Vector, a: float
+) -> None:
     """total <- total + Q(v) - row; row <- Q(v); w <- w + a*total."""
     d = v.shape[0]
     u = np.empty(BLOCK, np.float32)
@@ -340,7 +374,7 @@ def int8_exchange_step(q, scales, v, total, key, w, low, a):  # type: ignore[no-
 
 
 @_compiled()
-def int8_add(total, a, q, scales):  # type: ignore[no-untyped-def]
+def int8_add(total: Accumulator, a: float, q: Levels, scales: Vector) -> None:
     """total <- total + a*row."""
     d = total.shape[0]
     for b in range(scales.shape[0]):
@@ -351,3 +385,13 @@ def int8_add(total, a, q, scales):  # type: ignore[no-untyped-def]
         scale = np.float64(scales[b])
         for k in range(part.shape[0]):
             part[k] += a * (np.float64(qb[k]) * scale)
+
+
+# --- the yardstick -------------------------------------------------------------------------------------------------
+
+
+@_compiled()
+def triad(out: Accumulator, x: Accumulator, a: float, y: Accumulator) -> None:
+    """out <- x + a*y: STREAM's measure of what memory gives one thread."""
+    for k in range(out.shape[0]):
+        out[k] = x[k] + a * y[k]

@@ -69,9 +69,7 @@ def threshold(default: float | None, text: str) -> Any:
 def unit(default: float | None, text: str, *, zero: bool = False, one: bool = False) -> Any:
     """A number between 0 and 1; `zero` and `one` say which ends belong to it."""
     expected = f"a number in {'[' if zero else '('}0, 1{']' if one else ')'}"
-    return _field(
-        default, text, lambda x: _real(x) and (0 < x < 1 or (zero and x == 0) or (one and x == 1)), expected
-    )
+    return _field(default, text, lambda x: _real(x) and (0 < x < 1 or (zero and x == 0) or (one and x == 1)), expected)
 
 
 def whole(default: int | None, text: str, *, least: int = 1) -> Any:

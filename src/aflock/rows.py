@@ -123,9 +123,7 @@ class Rows(ABC):
         """total <- total + vector - row; row <- vector (as stored)."""
 
     @abstractmethod
-    def exchange_step(
-        self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float
-    ) -> None:
+    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
         """`exchange`, then w <- w + a*total, in one pass."""
 
     @abstractmethod
@@ -203,16 +201,14 @@ class DenseRows(Rows):
         self._rows[client][:] = vector
 
     def take(self, client: int, other: DenseRows) -> None:
-        """row <- the other's row of that client, which goes; no copy is made, the spare vector is the other's to use."""
+        """row <- the other's row of that client, which goes; no copy is made, the other gets the spare vector."""
         other._pool.append(self._rows[client])
         self._rows[client] = other._rows.pop(client)
 
     def exchange(self, client: int, vector: Vector, total: Accumulator) -> None:
         kernels.exchange(self._rows[client], vector, total)
 
-    def exchange_step(
-        self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float
-    ) -> None:
+    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
         kernels.exchange_step(self._rows[client], vector, total, w, low, a)
 
     def add_to(self, total: Accumulator, a: float, client: int) -> None:
@@ -365,9 +361,7 @@ class Int8Rows(Rows):
     def exchange(self, client: int, vector: Vector, total: Accumulator) -> None:
         kernels.int8_exchange(*self._rows[client], vector, total, self._key())
 
-    def exchange_step(
-        self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float
-    ) -> None:
+    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
         kernels.int8_exchange_step(*self._rows[client], vector, total, self._key(), w, low, a)
 
     def add_to(self, total: Accumulator, a: float, client: int) -> None:

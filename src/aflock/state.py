@@ -23,7 +23,7 @@ import numpy.typing as npt
 from .errors import StateError
 from .types import State
 
-_CODES = {
+_CODES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "I64": np.dtype("<i8"),
@@ -47,7 +47,7 @@ def save(path: str | Path, state: State) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(struct.pack("<Q", len(header)) + header)
             for array in arrays.values():
-                file.write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)

@@ -1,7 +1,7 @@
 """The client rules, by name.
 
-    rule = create("sgd", eta_l=0.1)
-    done = rule.train(job, Task(gradient), steps=5, needs=strategy.needs)
+rule = create("sgd", eta_l=0.1)
+done = rule.train(job, Task(gradient), steps=5, needs=strategy.needs)
 """
 
 from __future__ import annotations

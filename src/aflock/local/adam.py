@@ -1,7 +1,7 @@
 """Adam and AdamW at the client, with the delay-aware step and early stopping of paper 004.
 
     gamma = gamma_0 / (sqrt(e+1) * (1 + alpha*tau))                   at epoch e, for a client that saw the delay tau
-    gamma <- gamma * (1 + cos(pi*j/J))/2                              cosine annealing over the J server rounds, if given
+    gamma <- gamma * (1 + cos(pi*j/J))/2                              cosine annealing over J server rounds, if given
     m <- b1*m + (1-b1)*grad;   v <- b2*v + (1-b2)*grad^2
     x_{k+1} = x_k - gamma * (m/(1-b1^(k+1))) / (sqrt(v/(1-b2^(k+1))) + eps)
 
@@ -98,7 +98,8 @@ class _Adam(LocalRule):
             second[:] = np.float32(p.beta2) * second + np.float32(1.0 - p.beta2) * np.square(gradient)
             mean = first / np.float32(1.0 - p.beta1 ** (k + 1))
             spread = np.sqrt(second / np.float32(1.0 - p.beta2 ** (k + 1))) + np.float32(p.eps)
-            return mean / spread
+            moved: Vector = mean / spread
+            return moved
 
         return direction
 

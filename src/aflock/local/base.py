@@ -123,7 +123,7 @@ class LocalRule(ABC):
     def _vectors(
         self, start: Vector, x: Vector, gradient: Vector, steps: int, needs: tuple[str, ...]
     ) -> dict[str, Vector]:
-        made = {
+        made: dict[str, Callable[[], Vector]] = {
             "gradient": lambda: gradient,
             "delta": lambda: x - start,
             "model": lambda: x,

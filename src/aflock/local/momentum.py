@@ -1,6 +1,6 @@
 """The corrected momentum that masfl and adamasfl follow at the client.
 
-    direction_k = beta*(grad F_i(x_k) - ct_i) + job extra
+direction_k = beta*(grad F_i(x_k) - ct_i) + job extra
 """
 
 from __future__ import annotations
@@ -39,12 +39,17 @@ class Momentum(LocalRule):
         self.beta = theorems.momentum(p.buffer, p.steps, p.rounds) if p.beta is None else p.beta
 
     def _directions(self, job: Job, memory: Memory) -> Direction:
-        own = memory.get("gradient")
+        own: Vector | None = memory.get("gradient")
         if own is None:
             raise MissingVector(f"{self.name}: the client has no gradient of its own yet; it must answer a first job")
         beta = np.float32(self.beta)
-        offset = job.extras["momentum"] - beta * own
-        return lambda gradient, x, k: beta * gradient + offset
+        offset: Vector = job.extras["momentum"] - beta * own
+
+        def direction(gradient: Vector, x: Vector, k: int) -> Vector:
+            moved: Vector = beta * gradient + offset
+            return moved
+
+        return direction
 
     def _remember(self, gradient: Vector, memory: Memory) -> None:
         memory["gradient"] = gradient

@@ -1,8 +1,8 @@
 """Plain SGD at the client, with momentum and weight decay if wanted.
 
-    d_k = grad F_i(x_k) + weight_decay*x_k
-    v_k = momentum*v_{k-1} + d_k,   v_{-1} = 0 at the start of every job
-    x_{k+1} = x_k - eta_l * v_k
+d_k = grad F_i(x_k) + weight_decay*x_k
+v_k = momentum*v_{k-1} + d_k,   v_{-1} = 0 at the start of every job
+x_{k+1} = x_k - eta_l * v_k
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from ..params import Params
 from . import (  # noqa: F401  (importing a rule registers it)
     ace,
     aced,
@@ -28,7 +29,6 @@ from . import (  # noqa: F401  (importing a rule registers it)
     twafl,
 )
 from .base import Strategy
-from ..params import Params
 from .registry import Entry, create, entries, get, names, register
 
 __all__ = ["Entry", "Params", "Strategy", "create", "entries", "get", "names", "register"]

@@ -7,7 +7,7 @@ The sum of the rows is kept in float64 and moved by G - U_j, so an arrival costs
 
     memory="client"   (algorithm a.5) the client sends G_new - G_prev as its `gradient` and keeps G_prev; the server
                       holds no rows: u <- u + that/n. Equal to direct aggregation up to rounding.
-    cache="int8"      (ACE-8bit, F.3.3) rows are stored with unbiased 8-bit rounding and the mean is over what is stored.
+    cache="int8"      (ACE-8bit, F.3.3) rows are stored with unbiased 8-bit rounding; the mean is over what is stored.
     cache="disk"      rows live in a memory-mapped file.
 
 Open federation: a client that joins enters n with its first gradient, one that leaves takes its row with it, and the
@@ -20,15 +20,14 @@ Heterogeneity. Under review. Algorithms 1 and a.5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import kernels, rows
+from ..params import Params, choice, folder, positive
 from ..types import Accumulator, Receipt, Update, Vector
 from .base import Strategy
-from ..params import Params, choice, folder, positive
 from .registry import register
 
 
@@ -67,9 +66,7 @@ class Ace(Strategy):
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.frozen = 0
 
-    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
-        for client, gradient in first.items():
-            self._enter(client, gradient)
+    def _begin(self) -> None:
         kernels.step(self.w, self.low, -self.p.lr / self.n, self.total)
         self._advance()
 
@@ -87,15 +84,13 @@ class Ace(Strategy):
             kernels.shift_step(gradient, self.total, self.w, self.low, a)
         return self._applied(staleness)
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
-        assert first is not None
+    def _join(self, client: int) -> None:
         if self.p.memory == "server":
             self.rows.insert(client)
-        self._enter(client, first)
 
     def _leave(self, client: int) -> None:
         if self.p.memory == "server":
             self.rows.add_to(self.total, -1.0, client)
             self.rows.discard(client)
-        else:
+        elif client not in self.awaited:
             self.frozen += 1

@@ -21,15 +21,14 @@ Heterogeneity. Under review. Algorithm a.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import kernels, rows
+from ..params import Params, choice, folder, positive, threshold
 from ..types import Accumulator, Receipt, Update, Vector
 from .base import Strategy
-from ..params import Params, choice, folder, positive, threshold
 from .registry import register
 
 
@@ -63,12 +62,13 @@ class Aced(Strategy):
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.starts: dict[int, int] = {}
 
-    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
-        for client, gradient in first.items():
-            self.rows.exchange(client, gradient, self.total)
+    def _enter(self, client: int, gradient: Vector) -> None:
+        self.rows.exchange(client, gradient, self.total)
+        self.starts[client] = max(1, self.version)
+
+    def _begin(self) -> None:
         kernels.step(self.w, self.low, -self.p.lr / self.n, self.total)
         self._advance()
-        self.starts = dict.fromkeys(first, 1)
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
         client, gradient = update.client, update.vectors["gradient"]
@@ -95,11 +95,8 @@ class Aced(Strategy):
             self.rows.add_to(self.total, -1.0, client)
         self.total[:] = 0.0  # nothing is active: not even rounding may remain
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
-        assert first is not None
+    def _join(self, client: int) -> None:
         self.rows.insert(client)
-        self.rows.exchange(client, first, self.total)
-        self.starts[client] = self.version
 
     def _leave(self, client: int) -> None:
         if self.starts.pop(client, None) is not None:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, theorems
-from ..types import Accumulator, Update, Vector
-from .control_variates import ControlParams, ControlVariates
 from ..params import Params
+from ..types import Accumulator, Update
+from .control_variates import ControlParams, ControlVariates
 from .registry import register
 
 
@@ -69,8 +69,8 @@ class AdaMasFl(ControlVariates):
         kernels.drain(self.w, self.low, -self.gamma / max(1, size), self.acc)
         super()._move(chosen, size)
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
-        super()._join(client, first, examples)
+    def _join(self, client: int) -> None:
+        super()._join(client)
         if self.p.selection == "random":
             self.directions.insert(client)
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels
+from ..params import positive
 from ..types import Accumulator, Update
 from .buffered import Buffered, BufferParams
-from ..params import positive
 from .registry import register
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
-from ..types import Accumulator, Update, Vector
-from .buffered import Buffered, BufferParams
 from ..params import choice, folder, positive
+from ..types import Accumulator, Update
+from .buffered import Buffered, BufferParams
 from .registry import register
 
 
@@ -56,7 +56,7 @@ class AfaCs(Buffered):
     def _release(self, m: int) -> None:
         kernels.step(self.w, self.low, -self.p.lr / max(1, self.n), self.total)
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+    def _join(self, client: int) -> None:
         self.rows.insert(client)
 
     def _leave(self, client: int) -> None:

@@ -12,14 +12,12 @@ arXiv:2412.17723, 2024. Algorithm 1 and section 6.3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .. import rng
 from ..errors import ParameterError
-from ..types import Vector
-from .cohort import Cohort
 from ..params import Params, whole
+from .cohort import Cohort
 from .registry import register
 
 
@@ -59,7 +57,7 @@ class Afl(Cohort):
         self.draws = rng.stream(self.seed, "afl", "cohort")
         self.size = 0
 
-    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
+    def _begin(self) -> None:
         self._draw()
 
     def _draw(self) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import kernels
+from ..params import Params, positive
 from ..types import Receipt, Update
 from .base import Strategy
-from ..params import Params, positive
 from .registry import register
 
 

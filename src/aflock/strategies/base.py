@@ -7,8 +7,8 @@ A rule is driven by hand, by the simulator or by a server in the same way:
     receipt = s.receive(Update(client=3, version=job.version, vectors={"gradient": g}))
 
 A new rule writes `_receive` (one arrival), and, where it holds more than the model, `_allocate` (make the buffers),
-`_begin` (the first step) and `keeps` (the names of the attributes to save). It knows no clock, no socket, no torch and
-no other rule.
+`_enter` (take a first gradient), `_begin` (the first step) and `keeps` (the names of the attributes to save). It knows
+no clock, no socket, no torch and no other rule.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..errors import (
     VectorError,
     VersionError,
 )
+from ..params import Params
 from ..rows import Rows
 from ..types import Job, Receipt, State, Update, Vector
-from ..params import Params
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -65,18 +65,27 @@ class Strategy(ABC):
         self.p = params
         self.seed = seed
         self.clients: set[int] = set(range(clients))
+        self.awaited: set[int] = set()
         self.version = 0
+        self._opened = False
         self._started = False
+        self._published: Vector | None = None
+        self._extras: dict[str, Vector] | None = None
 
     # -- the contract -----------------------------------------------------------------------------------------------
 
     @property
     def model(self) -> Vector:
         """w^t: a read-only vector that stays as it is when the next version comes."""
-        self._require_start()
+        self._require_open()
         if self._published is None:
             self._published = _frozen(self.w.copy())
         return self._published
+
+    @property
+    def started(self) -> bool:
+        """Whether the rule takes updates: `start` was called and every first gradient is in."""
+        return self._started
 
     @property
     def cohort(self) -> int | None:
@@ -85,7 +94,7 @@ class Strategy(ABC):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The vectors that travel as their change since the client's last report (see `local.Differences`)."""
+        """The vectors that travel as their change since the client's last report (see `local.base`)."""
         return ()
 
     @property
@@ -101,14 +110,37 @@ class Strategy(ABC):
         `examples` optionally says how many examples each client has; rules that weigh clients before they have
         reported (twafl, rolling-fedavg) otherwise take the mean of those that have.
         """
-        if self._started:
-            raise OrderError(f"{self.name} was started before; create a new one to start again")
+        self._require_new()
         w0 = _checked(w0, "w0", None)
         gradients = self._check_first(first, w0.size)
+        self.open(w0, examples)
+        for client, gradient in gradients.items():
+            self.offer(client, gradient)
+
+    def open(self, w0: Vector, examples: Mapping[int, int] | None = None) -> None:
+        """`start` in instalments: where `self.first`, the rule starts when every client's gradient was offered."""
+        self._require_new()
+        w0 = _checked(w0, "w0", None)
         counts = self._check_examples(examples)
         self._prepare(w0)
-        self._begin(gradients, counts)
-        self._started = True
+        self._told(counts)
+        self.awaited = set(self.clients) if self.first else set()
+        self._start_when_complete()
+
+    def offer(self, client: int, gradient: Vector) -> bool:
+        """One client's gradient at w0, after `open`; true once all are in and the rule has started."""
+        if client not in self.awaited:
+            self._require_client(client)
+            raise FirstGradients(f"{self.name} waits for no first gradient of client {client}")
+        self._enter(client, _checked(gradient, f"first gradient of client {client}", self.w.size))
+        self.awaited.remove(client)
+        self._start_when_complete()
+        return self._started
+
+    def _start_when_complete(self) -> None:
+        if not self.awaited and self.clients:
+            self._begin()
+            self._started = True
 
     def job(self, client: int) -> Job:
         """What the client works on if it pulls now."""
@@ -128,30 +160,37 @@ class Strategy(ABC):
         return False
 
     def join(self, client: int, first: Vector | None = None, examples: int | None = None) -> None:
-        """Adds a client; where `self.first`, with its gradient at the current model."""
-        self._require_start()
+        """Adds a client; where `self.first`, with its gradient at the current model (during the opening: without)."""
+        self._require_open()
         client = _index(client, "client", UnknownClient)
-        if client in self.clients:
-            raise DuplicateClient(f"client {client} is in the federation already")
-        gradient = None
-        if self.first:
-            if first is None:
-                raise FirstGradients(f"{self.name} needs client {client}'s gradient at the current model to let it in")
-            gradient = _checked(first, f"first gradient of client {client}", self.w.size)
-        elif first is not None:
-            raise FirstGradients(f"{self.name} takes no first gradients; leave `first` out")
-        counts = self._check_examples(None if examples is None else {client: examples}, joining=client)
-        self._join(client, gradient, counts.get(client))
+        if client in self.clients or client < 0:
+            raise DuplicateClient(f"client {client} is in the federation already; expected a new number of at least 0")
+        if self.first and self._started and first is None:
+            raise FirstGradients(f"{self.name} needs client {client}'s gradient at the current model to let it in")
+        if first is not None and not (self.first and self._started):
+            raise FirstGradients(f"{self.name} takes no first gradient here; leave `first` out")
+        gradient = None if first is None else _checked(first, f"first gradient of client {client}", self.w.size)
+        if examples is not None:
+            _positive(examples, f"examples of client {client}")
+        self._join(client)
+        if gradient is not None:
+            self._enter(client, gradient)
         self.clients.add(client)
-        self._joined()
+        if not self._started:
+            self.awaited.add(client)
+        self._told({} if examples is None else {client: examples})
 
     def leave(self, client: int) -> None:
-        """Removes a client and what the rule holds of it."""
-        self._require_start()
+        """Removes a client and what the rule holds of it; during the opening, the rule no longer waits for it."""
+        self._require_open()
         self._require_client(client)
         self._leave(client)
         self.clients.remove(client)
-        self._left()
+        if self._started:
+            self._left()
+        else:
+            self.awaited.discard(client)
+            self._start_when_complete()
 
     # -- what a rule writes -----------------------------------------------------------------------------------------
 
@@ -162,18 +201,21 @@ class Strategy(ABC):
     def _allocate(self, length: int) -> None:
         """Makes the buffers, all zero. Runs before `_begin` and before a state is loaded."""
 
-    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
-        """The first step, with the model already in place."""
+    def _told(self, examples: Mapping[int, int]) -> None:
+        """Some clients' numbers of examples are known before they report."""
+
+    def _enter(self, client: int, gradient: Vector) -> None:
+        """Takes a client's first gradient; room for it has been made."""
+
+    def _begin(self) -> None:
+        """The first step, with the model and all first gradients in place."""
 
     def _make_extras(self) -> dict[str, Vector]:
         """The extra vectors of a job at the current version."""
         return {}
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+    def _join(self, client: int) -> None:
         """Makes room for a client."""
-
-    def _joined(self) -> None:
-        """Called once the client is in `self.clients`."""
 
     def _leave(self, client: int) -> None:
         """Forgets a client."""
@@ -202,9 +244,15 @@ class Strategy(ABC):
 
     def state_dict(self) -> State:
         """Everything needed to go on with the same bits: model, version, clients, buffers, rows, random streams."""
-        self._require_start()
+        self._require_open()
         state: State = {"strategy": self.name, "params": asdict(self.p), "seed": self.seed, "version": self.version}
-        state |= {"w": self.w.copy(), "low": self.low.copy(), "clients": np.array(sorted(self.clients), np.int64)}
+        state["started"] = self._started
+        state |= {
+            "w": self.w.copy(),
+            "low": self.low.copy(),
+            "clients": _ids(self.clients),
+            "awaited": _ids(self.awaited),
+        }
         return state | {"keeps": {name: _saved(getattr(self, name)) for name in self.keeps}}
 
     def load_state_dict(self, state: State) -> None:
@@ -212,6 +260,7 @@ class Strategy(ABC):
         self._check_state(state)
         fresh = type(self)(max(1, len(state["clients"])), self.p, state["seed"])
         fresh.clients = {int(client) for client in state["clients"]}
+        fresh.awaited = {int(client) for client in state["awaited"]}
         fresh.version = int(state["version"])
         fresh._prepare(np.asarray(state["w"]))
         fresh.low[:] = state["low"]
@@ -219,7 +268,7 @@ class Strategy(ABC):
             if name not in state["keeps"]:
                 raise StateError(f"the saved state of {self.name} lacks {name!r}")
             setattr(fresh, name, _restored(getattr(fresh, name), state["keeps"][name], name))
-        fresh._started = True
+        fresh._started = bool(state["started"])
         self.__dict__ = fresh.__dict__
 
     def _check_state(self, state: State) -> None:
@@ -239,8 +288,7 @@ class Strategy(ABC):
         self.w: Vector = kernels.zeros(w0.size, np.float32)
         self.low: Vector = kernels.zeros(w0.size, np.float32)
         self.w[:] = w0
-        self._published: Vector | None = None
-        self._extras: dict[str, Vector] | None = None
+        self._opened = True
 
     def _admit(self, update: Update) -> tuple[int, Update]:
         """The staleness of an update that may come in, and the update with contiguous vectors."""
@@ -269,6 +317,14 @@ class Strategy(ABC):
         got = ", ".join(vectors) or "none"
         return f"{self.name} needs the vector {name!r}; the update carries {got}"
 
+    def _require_new(self) -> None:
+        if self._opened:
+            raise OrderError(f"{self.name} was started before; create a new one to start again")
+
+    def _require_open(self) -> None:
+        if not self._opened:
+            self._require_start()
+
     def _require_start(self) -> None:
         if not self._started:
             raise OrderError(f"{self.name} has not been started; call start(w0{', first' if self.first else ''}) first")
@@ -293,10 +349,9 @@ class Strategy(ABC):
             self._require_client(client)
         return {c: _checked(first[c], f"first gradient of client {c}", length) for c in sorted(first)}
 
-    def _check_examples(self, examples: Mapping[int, int] | None, joining: int | None = None) -> dict[int, int]:
+    def _check_examples(self, examples: Mapping[int, int] | None) -> dict[int, int]:
         for client, count in (examples or {}).items():
-            if client != joining:
-                self._require_client(client)
+            self._require_client(client)
             _positive(count, f"examples of client {client}")
         return dict(examples or {})
 
@@ -330,6 +385,10 @@ def _checked(vector: Any, name: str, length: int | None) -> Vector:
         bad = int(np.flatnonzero(~np.isfinite(sound))[0])
         raise VectorError(f"{name} holds {sound[bad]} at position {bad}; expected finite numbers only")
     return sound
+
+
+def _ids(clients: set[int]) -> Any:
+    return np.array(sorted(clients), np.int64)
 
 
 def _frozen(vector: Vector) -> Vector:

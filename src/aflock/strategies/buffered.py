@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ..params import Params, whole
 from ..types import Receipt, Update
 from .base import Strategy
-from ..params import Params, whole
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class BufferParams(Params):
 class Buffered(Strategy):
     """Counts arrivals, releases them at m, and never drops a last partial buffer silently (`pending`, `flush`)."""
 
-    keeps = ("held",)
+    keeps: ClassVar[tuple[str, ...]] = ("held",)
     p: BufferParams
 
     def _allocate(self, length: int) -> None:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
-from ..types import Accumulator, Update, Vector
-from .buffered import Buffered, BufferParams
 from ..params import choice, folder, positive
+from ..types import Accumulator, Update
+from .buffered import Buffered, BufferParams
 from .registry import register
 
 
@@ -89,7 +89,7 @@ class Ca2fl(Buffered):
             self.rows.take(client, self.fresh)
         self.distinct = 0
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+    def _join(self, client: int) -> None:
         self.rows.insert(client)
 
     def _leave(self, client: int) -> None:

@@ -8,6 +8,7 @@ A second report of the same client within one round is rejected. The round never
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from .base import Strategy
 class Cohort(Strategy):
     """Base of the rules whose step waits for a given number of clients."""
 
-    needs = ("model",)
-    keeps = ("acc", "weight", "members")
+    needs: tuple[str, ...] = ("model",)
+    keeps: ClassVar[tuple[str, ...]] = ("acc", "weight", "members")
 
     @abstractmethod
     def _size(self) -> int:

@@ -16,16 +16,16 @@ the mean over the clients present.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from .. import kernels, rng, rows, theorems
 from ..errors import ParameterError
+from ..params import Params, choice, folder, positive, unit, whole
 from ..types import Accumulator, Update, Vector
 from .buffered import Buffered, BufferParams
-from ..params import Params, choice, folder, positive, unit, whole
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class ControlParams(BufferParams):
 class ControlVariates(Buffered):
     """Base of the rules with a control variate per client and a momentum on the server."""
 
-    needs = ("gradient",)
+    needs: tuple[str, ...] = ("gradient",)
     first = True
-    keeps = (*Buffered.keeps, "rows", "newest", "total", "diff", "g", "draws")
+    keeps: ClassVar[tuple[str, ...]] = (*Buffered.keeps, "rows", "newest", "total", "diff", "g", "draws")
     p: ControlParams
 
     def __init__(self, clients: int, params: Params, seed: int = 0) -> None:
         super().__init__(clients, params, seed)
         if self.p.selection == "random" and self.p.buffer > clients:
             raise ParameterError(
-                f"{self.name}: buffer={self.p.buffer} clients cannot be drawn from {clients}; expected at most {clients}"
+                f"{self.name}: buffer={self.p.buffer} of {clients} clients cannot be drawn; expected at most {clients}"
             )
         p = self.p
         self.beta = theorems.momentum(p.buffer, p.steps, p.rounds) if p.beta is None else p.beta
@@ -72,9 +72,7 @@ class ControlVariates(Buffered):
         assert isinstance(made, rows.DenseRows)
         return made
 
-    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
-        for client, gradient in first.items():
-            self._enter(client, gradient)
+    def _begin(self) -> None:
         np.divide(self.total, self.n, out=self.g)
 
     def _enter(self, client: int, gradient: Vector) -> None:
@@ -114,12 +112,10 @@ class ControlVariates(Buffered):
         """One server step; `diff` holds the sum over the S = size contributions."""
         kernels.momentum(self.g, self.total, self.diff, self.beta, 1.0 / max(1, size), 1.0 / max(1, self.n))
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
-        assert first is not None
+    def _join(self, client: int) -> None:
         self.rows.insert(client)
         if self.p.selection == "random":
             self.newest.insert(client)
-        self._enter(client, first)
 
     def _leave(self, client: int) -> None:
         self.rows.add_to(self.total, -1.0, client)

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import kernels
+from ..params import Params, choice, positive, threshold
 from ..types import Receipt, Update
 from .base import Strategy
-from ..params import Params, choice, positive, threshold
 from .registry import register
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels
+from ..params import positive, threshold, unit
 from ..types import Accumulator, Update
 from .buffered import Buffered, BufferParams
-from ..params import positive, threshold, unit
 from .registry import register
 
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import kernels
+from ..params import Params, choice, non_negative, positive, unit
 from ..types import Receipt, Update
 from . import staleness as weights
 from .base import Strategy
-from ..params import Params, choice, non_negative, positive, unit
 from .registry import register
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cohort import Cohort
 from ..params import Params, whole
+from .cohort import Cohort
 from .registry import register
 
 

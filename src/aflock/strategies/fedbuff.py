@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels
+from ..params import non_negative, positive
 from ..types import Accumulator, Update
 from . import staleness as weights
 from .buffered import Buffered, BufferParams
-from ..params import non_negative, positive
 from .registry import register
 
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
+from ..params import Params, choice, folder
 from ..types import Accumulator, Receipt, Update, Vector
 from .base import Strategy
-from ..params import Params, choice, folder
 
 _LARGEST_EXPONENT = 40.0
 
@@ -64,9 +64,11 @@ class LatestModels(Strategy):
         self.reported = 0
         self.told: dict[int, int] = {}
 
-    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
+    def _told(self, examples: Mapping[int, int]) -> None:
+        self.told.update(examples)
+
+    def _begin(self) -> None:
         self.w0[:] = self.w
-        self.told = dict(examples)
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
         client, now = update.client, self.version + 1
@@ -101,10 +103,8 @@ class LatestModels(Strategy):
             self.mass *= factor
             self.base = now
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+    def _join(self, client: int) -> None:
         self.rows.insert(client)
-        if examples is not None:
-            self.told[client] = examples
 
     def _leave(self, client: int) -> None:
         self.told.pop(client, None)

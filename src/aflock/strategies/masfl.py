@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import kernels, theorems
-from .control_variates import ControlParams, ControlVariates
 from ..params import Params, positive
+from .control_variates import ControlParams, ControlVariates
 from .registry import register
 
 

@@ -18,15 +18,14 @@ Under review. Algorithm 1, equations 5 to 8 and 12.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from .. import kernels, rows
+from ..params import Params, choice, folder, unit, whole
 from ..types import Job, Receipt, Update, Vector
 from .base import Strategy
-from ..params import Params, choice, folder, unit, whole
 from .registry import register
 
 _SMALLEST_SCALE = 1e-100
@@ -68,7 +67,7 @@ class MrAsyncFl(Strategy):
         self.previous: Vector = kernels.zeros(length, np.float32)
         self.latest = -1
 
-    def _begin(self, first: Mapping[int, Vector], examples: Mapping[int, int]) -> None:
+    def _begin(self) -> None:
         for client in self.clients:
             self.rows.store(client, self.w)
         self.shares = dict.fromkeys(sorted(self.clients), 1.0 / self.n)
@@ -99,7 +98,7 @@ class MrAsyncFl(Strategy):
         self.latest = client
         return self._applied(staleness)
 
-    def _join(self, client: int, first: Vector | None, examples: int | None) -> None:
+    def _join(self, client: int) -> None:
         self.rows.insert(client, self.w)
         self.shares[client] = 0.0
 

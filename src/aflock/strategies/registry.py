@@ -107,4 +107,3 @@ def addition(name: str) -> Callable[[S], S]:
         return cls
 
     return add
-

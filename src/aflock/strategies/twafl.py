@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .latest_models import LatestModels, LatestModelsParams
 from ..params import non_negative
+from .latest_models import LatestModels, LatestModelsParams
 from .registry import register
 
 

@@ -1,0 +1,1 @@
+"""Measurements: every figure is a ratio of two things timed in the same run."""

@@ -1,0 +1,273 @@
+"""What one arrival costs, rule by rule.
+
+Rules take turns, round after round, so that a busy neighbour on the machine hits all of them alike; a figure is the
+median over the rounds of a rule's mean time per arrival, with the quartiles beside it. Nothing here is compared with a
+number measured elsewhere: ratios are between things timed in the same run.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import kernels, rng, strategies
+from ..strategies.base import Strategy
+from ..types import Update, Vector
+
+LARGE, SMALL = 1_200_000, 7_850
+CLIENTS, MANY = 100, 1_000
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Timing:
+    """Seconds per call, one sample per round."""
+
+    samples: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        """The middle sample."""
+        return float(np.median(self.samples))
+
+    def describe(self) -> dict[str, float]:
+        """Median and quartiles in microseconds."""
+        low, high = np.quantile(self.samples, [0.25, 0.75])
+        return {"us": self.median * 1e6, "us_q25": float(low) * 1e6, "us_q75": float(high) * 1e6}
+
+
+class Driver:
+    """One rule under a stream of ready-made arrivals."""
+
+    def __init__(self, name: str, clients: int, length: int, vectors: list[Vector], **params: Any) -> None:
+        self.strategy = _started(name, clients, length, vectors[0], params)
+        self.timing = Timing()
+        self._vectors = vectors
+        self._count = 0
+
+    def arrival(self) -> Update:
+        """The next client in turn with the next vector in turn, fresh at the current version."""
+        self._count += 1
+        s, vector = self.strategy, self._vectors[self._count % len(self._vectors)]
+        return Update(self._count % s.n, s.version, dict.fromkeys(s.needs, vector), 1, 50)
+
+    def round(self, calls: int) -> None:
+        """Times that many arrivals; only `receive` is inside the clock."""
+        spent = 0.0
+        for _ in range(calls):
+            update = self.arrival()
+            begin = time.perf_counter()
+            self.strategy.receive(update)
+            spent += time.perf_counter() - begin
+        self.timing.samples.append(spent / calls)
+
+
+def _started(name: str, clients: int, length: int, vector: Vector, params: dict[str, Any]) -> Strategy:
+    strategy = strategies.create(name, clients=clients, **params)
+    first = dict.fromkeys(range(clients), vector) if strategy.first else None
+    strategy.start(np.zeros(length, np.float32), first=first)
+    return strategy
+
+
+class BareAce:
+    """What ace must do at the least: the finiteness check and the fused pass, called directly on bare arrays."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.timing = Timing()
+
+    def round(self, calls: int) -> None:
+        """Times that many bare passes over the driver's own arrays."""
+        s: Any = self.driver.strategy
+        spent = 0.0
+        for _ in range(calls):
+            update = self.driver.arrival()
+            vector, row = update.vectors["gradient"], s.rows.row(update.client)
+            begin = time.perf_counter()
+            kernels.all_finite(vector)
+            kernels.exchange_step(row, vector, s.total, s.w, s.low, -0.001)
+            spent += time.perf_counter() - begin
+        self.timing.samples.append(spent / calls)
+
+
+class Naive:
+    """ACE as its first formula reads: store the row, average all n rows again, step."""
+
+    def __init__(self, clients: int, length: int, vectors: list[Vector], exact: bool) -> None:
+        self._rows = np.zeros((clients, length), np.float32)
+        self._w = np.zeros(length, np.float32)
+        self._vectors = vectors
+        self._mean = np.float64 if exact else np.float32
+        self._count = 0
+        self.timing = Timing()
+
+    def round(self, calls: int) -> None:
+        """Times that many arrivals."""
+        spent = 0.0
+        for _ in range(calls):
+            self._count += 1
+            vector = self._vectors[self._count % len(self._vectors)]
+            begin = time.perf_counter()
+            self._rows[self._count % len(self._rows)] = vector
+            self._w -= 0.001 * self._rows.mean(axis=0, dtype=self._mean).astype(np.float32)
+            spent += time.perf_counter() - begin
+        self.timing.samples.append(spent / calls)
+
+
+class Triad:
+    """The STREAM triad a <- b + s*c on float64 vectors of the same length: what memory gives one thread."""
+
+    def __init__(self, length: int) -> None:
+        self._a, self._b, self._c = (kernels.zeros(length, np.float64) for _ in range(3))
+        self.bytes = 24 * length
+        self.timing = Timing()
+
+    def round(self, calls: int) -> None:
+        """Times that many triads."""
+        begin = time.perf_counter()
+        for _ in range(calls):
+            kernels.triad(self._a, self._b, 3.0, self._c)
+        self.timing.samples.append((time.perf_counter() - begin) / calls)
+
+
+Contestant = Driver | BareAce | Naive | Triad
+
+
+def _take_turns(contestants: dict[str, Contestant], rounds: int, calls: dict[str, int]) -> None:
+    """Everyone once outside the clock, then `rounds` turns each."""
+    for name, contestant in contestants.items():
+        contestant.round(min(3, calls.get(name, calls["*"])))
+        contestant.timing.samples.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, contestant in contestants.items():
+                contestant.round(calls.get(name, calls["*"]))
+    finally:
+        gc.enable()
+
+
+def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
+    """The whole measurement; `quick` shrinks it to a few seconds and says so in the report."""
+    length, many, rounds = (120_000, 200, 3) if quick else (LARGE, MANY, 9)
+    draws = rng.stream(0, "bench")
+    vectors = [(0.01 * draws.standard_normal(length)).astype(np.float32) for _ in range(4)]
+    report: dict[str, Any] = {"quick": quick, "machine": _machine(), "length": length, "clients": CLIENTS}
+    progress(f"every rule, {length} weights, {CLIENTS} clients")
+    report |= _rules(length, vectors, rounds)
+    progress(f"ace with {many} clients against {CLIENTS}")
+    report["scaling"] = _scaling(length, vectors, many, rounds)
+    progress(f"{SMALL} weights")
+    report["small"] = _small(rounds)
+    return report | {"targets": _targets(report)}
+
+
+def _rules(length: int, vectors: list[Vector], rounds: int) -> dict[str, Any]:
+    """Every registered rule, the variants of ace, the bare kernels, re-averaging and the triad, in turns."""
+    contestants: dict[str, Contestant] = {}
+    for name in strategies.names():
+        contestants[name] = Driver(name, CLIENTS, length, vectors, **_SETTINGS.get(name, {}))
+    contestants["ace client memory"] = Driver("ace", CLIENTS, length, vectors, memory="client", lr=0.001)
+    contestants["ace int8"] = Driver("ace", CLIENTS, length, vectors, cache="int8", lr=0.001)
+    contestants["ace disk"] = Driver("ace", CLIENTS, length, vectors, cache="disk", lr=0.001)
+    ace = contestants["ace"]
+    assert isinstance(ace, Driver)
+    contestants["bare kernels of ace"] = BareAce(ace)
+    contestants["re-averaging"] = Naive(CLIENTS, length, vectors, exact=False)
+    contestants["re-averaging in float64"] = Naive(CLIENTS, length, vectors, exact=True)
+    triad = contestants["STREAM triad"] = Triad(length)
+    _take_turns(contestants, rounds, {"*": 20, "re-averaging": 1, "re-averaging in float64": 1})
+    base = ace.timing.median
+    rows = {name: c.timing.describe() | {"of_ace": c.timing.median / base} for name, c in contestants.items()}
+    assert isinstance(triad, Triad)
+    rows["ace"]["gb_per_s"] = ACE_BYTES * length / base / 1e9
+    rows["STREAM triad"]["gb_per_s"] = triad.bytes / triad.timing.median / 1e9
+    return {"rules": rows}
+
+
+ACE_BYTES = 4 + 4 + (4 + 4) + (8 + 8) + (4 + 4) + (4 + 4)
+"""What one weight moves in ace: the check reads the gradient, the pass reads it again and reads and writes row, sum and
+both halves of the model."""
+
+_SETTINGS: dict[str, dict[str, Any]] = {"ace": {"lr": 0.001}, "aced": {"lr": 0.001, "tau_algo": 2 * CLIENTS}}
+
+
+def _scaling(length: int, vectors: list[Vector], many: int, rounds: int) -> dict[str, Any]:
+    contestants: dict[str, Contestant] = {
+        "few": Driver("ace", CLIENTS, length, vectors, lr=0.001),
+        "many": Driver("ace", many, length, vectors, lr=0.001),
+    }
+    _take_turns(contestants, rounds, {"*": 100})
+    few, large = contestants["few"].timing, contestants["many"].timing
+    return {"clients": many, "few": few.describe(), "many": large.describe(), "ratio": large.median / few.median}
+
+
+def _small(rounds: int) -> dict[str, Any]:
+    draws = rng.stream(1, "bench")
+    vectors = [(0.01 * draws.standard_normal(SMALL)).astype(np.float32) for _ in range(4)]
+    contestants: dict[str, Contestant] = {
+        name: Driver(name, CLIENTS, SMALL, vectors, **_SETTINGS.get(name, {})) for name in strategies.names()
+    }
+    _take_turns(contestants, rounds, {"*": 500})
+    return {"length": SMALL, "rules": {name: c.timing.describe() for name, c in contestants.items()}}
+
+
+def _machine() -> dict[str, Any]:
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": load}
+
+
+def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the project aims at, and what this run found."""
+    rules, ace = report["rules"], report["rules"]["ace"]["us"]
+    others = {name: rules[name]["of_ace"] for name in strategies.names() if name != "ace"}
+    worst = max(others, key=lambda name: others[name])
+    rows = [
+        ("re-averaging / ace", rules["re-averaging"]["us"] / ace, ">=", 40.0),
+        ("re-averaging in float64 / ace", rules["re-averaging in float64"]["us"] / ace, ">=", 40.0),
+        (f"ace, n={report['scaling']['clients']} / n={CLIENTS}", report["scaling"]["ratio"], "<=", 1.3),
+        (f"slowest other rule ({worst}) / ace", others[worst], "<=", 3.0),
+        ("ace receive / its bare kernels", ace / rules["bare kernels of ace"]["us"], "<=", 1.3),
+        ("ace int8 / ace", rules["ace int8"]["of_ace"], "<=", 3.0),
+        (f"ace at {SMALL} weights, us", report["small"]["rules"]["ace"]["us"], "<=", 20.0),
+    ]
+    return [
+        {
+            "what": what,
+            "value": value,
+            "target": f"{sign} {aim:g}",
+            "met": value >= aim if sign == ">=" else value <= aim,
+        }
+        for what, value, sign, aim in rows
+    ]
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as text."""
+    machine = report["machine"]
+    lines = [
+        f"{report['length']} weights, {report['clients']} clients, one thread; load {machine['load']:.2f} on "
+        f"{machine['cores']} cores{'; QUICK: a look, not a measurement' if report['quick'] else ''}",
+        "",
+        f"{'one arrival':<26}{'us':>10}{'  (quartiles)':<20}{'of ace':>8}{'GB/s':>8}",
+    ]
+    for name, row in sorted(report["rules"].items(), key=lambda item: item[1]["us"]):
+        spread = f"  ({row['us_q25']:.0f} - {row['us_q75']:.0f})"
+        rate = f"{row['gb_per_s']:>8.1f}" if "gb_per_s" in row else ""
+        lines.append(f"{name:<26}{row['us']:>10.0f}{spread:<20}{row['of_ace']:>8.2f}{rate}")
+    lines += ["", f"{'at ' + str(report['small']['length']) + ' weights':<26}{'us':>10}"]
+    for name, row in sorted(report["small"]["rules"].items(), key=lambda item: item[1]["us"]):
+        lines.append(f"{name:<26}{row['us']:>10.1f}")
+    lines += ["", f"{'aim':<44}{'found':>9}  {'target':<9}"]
+    for row in report["targets"]:
+        lines.append(f"{row['what']:<44}{row['value']:>9.2f}  {row['target']:<9}{'met' if row['met'] else 'MISSED'}")
+    return "\n".join(lines)

@@ -30,7 +30,7 @@ _MOMENTUM: dict[str, Any] = {"buffer": 3, "beta": 0.3}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ace": {"lr": STEP},
     "aced": {"lr": STEP, "tau_algo": 2},
-    "adamasfl": _MOMENTUM | {"gamma": 0.004},
+    "adamasfl": _MOMENTUM | {"gamma": 0.006},
     "afa-cd": {"lr": STEP, "buffer": 3},
     "afa-cs": {"lr": STEP, "buffer": 3},
     "afl": {"buffer": CLIENTS, "buffer_min": CLIENTS // 2},
@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 _LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
     "masfl": ("masfl", {"beta": _MOMENTUM["beta"], "eta_l": STEP}),
-    "adamasfl": ("adamasfl", {"beta": _MOMENTUM["beta"], "eta_l": 0.004}),
+    "adamasfl": ("adamasfl", {"beta": _MOMENTUM["beta"], "eta_l": 0.006}),
 }
 
 

@@ -9,9 +9,11 @@ sentence instead of a machine that swaps. Rows come and go with their clients (`
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import tempfile
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -243,7 +245,9 @@ class DiskRows(DenseRows):
         self._slots: dict[int, int] = {}
         self._spare: list[int] = []
         self._stride = self.row_bytes(length) // 4
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="aflock-rows-")  # noqa: SIM115 (lives with the rows)
+        self._file, name = tempfile.mkstemp(dir=folder, prefix="aflock-rows-")
+        os.unlink(name)
+        weakref.finalize(self, os.close, self._file)
         self._map: npt.NDArray[np.float32] = np.empty((0, self._stride), np.float32)
 
     @staticmethod
@@ -264,10 +268,11 @@ class DiskRows(DenseRows):
         if new <= old:
             return
         try:  # real blocks, not a sparse file: a full disk must be an error here, not a SIGBUS in a kernel later
-            os.posix_fallocate(self._file.fileno(), 0, new * self._stride * 4)
+            os.posix_fallocate(self._file, 0, new * self._stride * 4)
         except OSError as error:
             raise DoesNotFit(f"{self._where()} refused {_human((new - old) * self._stride * 4)}: {error}") from None
-        self._map = np.memmap(self._file, np.float32, "r+", shape=(new, self._stride)).view(np.ndarray)
+        pages = mmap.mmap(self._file, new * self._stride * 4)
+        self._map = np.frombuffer(pages, np.float32).reshape(new, self._stride)
         self._spare.extend(range(new - 1, old - 1, -1))
         for client, slot in self._slots.items():
             self._rows[client] = self._view(slot)

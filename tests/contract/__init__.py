@@ -1,0 +1,1 @@
+"""One suite over every registered rule: a new rule joins it by being registered."""

@@ -74,7 +74,7 @@ def load(path: str | Path) -> State:
             _place(state, name.split("/"), flat.reshape(entry["shape"]))
     except FileNotFoundError:
         raise StateError(f"{source} does not exist; expected a state saved by aflock") from None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, IsADirectoryError) as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"{source} is not a state saved by aflock, or is cut off ({error})") from None

@@ -1,0 +1,46 @@
+"""One seed, many named streams."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aflock import rng
+from aflock.errors import StateError
+
+
+def test_a_stream_depends_on_seed_and_name_alone() -> None:
+    a = rng.stream(1, "client", 3, "job", 17).random(5)
+    assert np.array_equal(a, rng.stream(1, "client", 3, "job", 17).random(5))
+    others = [
+        rng.stream(2, "client", 3, "job", 17),
+        rng.stream(1, "client", 3, "job", 18),
+        rng.stream(1, "client", 31, "job", 7),
+        rng.stream(1, "client", "3", "job", 17),
+        rng.stream(1, "client", 3, "job"),
+    ]
+    assert all(not np.array_equal(a, other.random(5)) for other in others)
+
+
+def test_the_key_is_fixed_for_all_time() -> None:
+    """Recorded once: runs must repeat across versions and machines."""
+    assert rng.key(0, "schedule") == 0x2a4737a366ba976f22dffb759bc10e8d
+    assert rng.key(np.int64(7), "client", np.int32(3)) == rng.key(7, "client", 3)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    a = rng.stream(1, "x")
+    a.random(7)
+    saved = rng.get_state(a)
+    expected = a.random(3)
+    b = rng.stream(2, "y")
+    rng.set_state(b, saved)
+    assert np.array_equal(b.random(3), expected)
+    with pytest.raises(StateError, match="not one of PCG64"):
+        rng.set_state(b, {"bit_generator": "MT19937"})
+
+
+def test_streams_do_not_touch_the_global_state() -> None:
+    before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr] # noqa: NPY002
+    rng.stream(0, "a").random(100)
+    assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index] # noqa: NPY002

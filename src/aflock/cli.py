@@ -6,7 +6,9 @@ Heavy modules are imported by the command that needs them, so that `aflock --hel
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough (`| head`); nothing more can be said, not even at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (AflockError, OSError) as error:
         if options.debug:
             raise
@@ -64,10 +70,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -114,10 +119,13 @@ def _bench(options: argparse.Namespace) -> int:
     def progress(text: str) -> None:
         print(f"bench: {text}", file=sys.stderr, flush=True)
 
-    report = server.measure(quick=options.quick, progress=progress)
-    document = json.dumps(report, indent=2)
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
+    with contextlib.ExitStack() as stack:
+        # Opened first: a place that cannot be written to should not cost a measurement.
+        file = stack.enter_context(open(options.out, "a", encoding="utf-8")) if options.out else None
+        report = server.measure(quick=options.quick, progress=progress)
+        document = json.dumps(report, indent=2)
+        if file:
+            file.truncate(0)
             file.write(document + "\n")
     print(document if options.json else server.table(report))
     return 0

@@ -1,0 +1,376 @@
+"""The server's core: who may pull, what becomes of what they send, and a record of everything."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aflock import Job, Update, errors, state, strategies
+from aflock.coordinator import Coordinator, Event
+
+ONE = np.ones(2, np.float32)
+
+
+def made(name: str, clients: int, *, options: dict[str, Any] | None = None, **params: Any) -> tuple[Coordinator, list[Event]]:
+    events: list[Event] = []
+    strategy = strategies.create(name, clients=clients, **params)
+    coordinator = Coordinator(strategy, on_event=events.append, **(options or {}))
+    coordinator.start(0 * ONE)
+    return coordinator, events
+
+
+def answer(job: Job | None, *names: str, value: float = 1.0, **fields: Any) -> Update:
+    assert job is not None
+    vectors = {name: value * ONE for name in (names or ("gradient", "delta", "model", "direction"))}
+    return Update(job.client, job.version, vectors, job=job.id, **fields)
+
+
+def test_a_pull_a_push_and_their_records() -> None:
+    c, events = made("asgd", 3, lr=0.5)
+    job = c.pull(1, now=1.0)
+    assert job is not None
+    assert (job.client, job.version, job.id) == (1, 0, 0)
+    receipt = c.push(answer(job, steps=4, examples=7), now=3.5)
+    assert receipt.applied
+    assert [e.kind for e in events] == ["start", "pull", "arrival"]
+    pull, arrival = events[1:]
+    assert (pull.time, pull.client, pull.version, pull.job, pull.server) == (1.0, 1, 0, 0, 0)
+    assert (arrival.time, arrival.client, arrival.version, arrival.server) == (3.5, 1, 0, 1)
+    assert (arrival.steps, arrival.examples, arrival.staleness, arrival.outcome) == (4, 7, 0, "applied")
+
+
+def test_finished_clients_return_to_the_pool() -> None:
+    """A thousand jobs on two clients."""
+    c, _ = made("asgd", 2)
+    for now in range(500):
+        jobs = c.dispatch(float(now))
+        assert {job.client for job in jobs} == {0, 1}
+        assert c.idle == 0
+        for job in jobs:
+            c.push(answer(job), float(now))
+    assert c.strategy.version == 1000
+
+
+def test_the_concurrency_limit() -> None:
+    c, _ = made("asgd", 10, options={"concurrency": 3})
+    jobs = c.dispatch(0.0)
+    assert len(jobs) == len(c.working) == 3
+    assert c.dispatch(0.0) == []
+    waiting = next(client for client in range(10) if client not in c.working)
+    assert c.pull(waiting, 0.0) is None
+    c.push(answer(jobs[0]), 1.0)
+    assert c.pull(waiting, 1.0) is not None
+    assert c.dispatch(1.0) == []
+
+
+def test_staleness_is_counted_in_versions_between_pull_and_push() -> None:
+    c, _ = made("fedbuff", 3, buffer=2)
+    slow = c.pull(0, 0.0)
+    for now in range(1, 7):  # six uploads make three versions
+        c.push(answer(c.pull(1 + now % 2, now)), now)
+    assert c.push(answer(slow), 9.0).staleness == 3
+
+
+def test_duplicates_and_impossible_versions_are_refused_and_recorded() -> None:
+    c, events = made("asgd", 3)
+    job = c.pull(0, 0.0)
+    assert job is not None
+    before = c.strategy.model.copy()
+    bad = {
+        "never given": Update(1, 0, {"gradient": ONE}),
+        "another job": Update(0, 0, {"gradient": ONE}, job=99),
+        "another version": Update(0, 7, {"gradient": ONE}, job=job.id),
+        "a stranger": Update(42, 0, {"gradient": ONE}),
+        "not finite": Update(0, 0, {"gradient": np.nan * ONE}, job=job.id),
+    }
+    kinds = [errors.DuplicateUpdate, errors.DuplicateUpdate, errors.VersionError, errors.UnknownClient, errors.VectorError]
+    for (what, update), kind in zip(bad.items(), kinds, strict=True):
+        with pytest.raises(kind):
+            c.push(update, 1.0)
+        assert events[-1].kind == "refuse", what
+        assert events[-1].reason
+    assert np.array_equal(c.strategy.model, before)
+    assert c.push(answer(job), 2.0).applied  # the job is still open for its true answer
+    with pytest.raises(errors.DuplicateUpdate, match="client 0 has no open job 0: it was answered"):
+        c.push(answer(job), 3.0)
+    assert c.strategy.version == 1
+
+
+def test_time_is_an_argument_and_never_runs_backwards() -> None:
+    c, _ = made("asgd", 2)
+    c.pull(0, 5.0)
+    with pytest.raises(errors.InputError, match=r"time 4\.0 is not valid; expected a finite number of at least 5\.0"):
+        c.pull(1, 4.0)
+    with pytest.raises(errors.InputError, match="time nan"):
+        c.pull(1, math.nan)
+    assert c.pull(1, 5.0) is not None
+
+
+def test_the_opening() -> None:
+    """Every client's first job is marked; the rule starts when the last answer is in; nobody works meanwhile."""
+    c, events = made("ace", 3, lr=1.0)
+    jobs = c.dispatch(0.0)
+    assert [(job.first, job.version) for job in jobs] == [(True, 0)] * 3
+    assert c.opening
+    assert c.push(answer(jobs[0], "gradient", value=1.0), 1.0).buffered
+    assert c.pull(jobs[0].client, 1.5) is None  # it has done its part
+    assert c.dispatch(1.5) == []
+    c.push(answer(jobs[1], "gradient", value=2.0), 2.0)
+    assert c.push(answer(jobs[2], "gradient", value=3.0), 3.0).applied
+    assert not c.opening
+    assert (c.strategy.version, c.strategy.model[0]) == (1, -2)
+    assert [job.first for job in c.dispatch(3.0)] == [False] * 3
+    assert [e.first for e in events if e.kind == "arrival"] == [True] * 3
+
+
+def test_the_opening_under_a_concurrency_limit() -> None:
+    c, _ = made("ace", 5, options={"concurrency": 2})
+    seen = []
+    while c.opening:
+        for job in c.dispatch(0.0):
+            assert job.first
+            seen.append(job.client)
+            c.push(answer(job, "gradient"), 0.0)
+    assert sorted(seen) == list(range(5))
+
+
+def test_a_client_that_never_answers_does_not_block_the_opening_once_it_has_left() -> None:
+    c, _ = made("ace", 3, lr=1.0)
+    jobs = {job.client: job for job in c.dispatch(0.0)}
+    c.push(answer(jobs[0], "gradient", value=1.0), 1.0)
+    c.push(answer(jobs[1], "gradient", value=3.0), 1.0)
+    c.leave(2, 2.0)
+    assert not c.opening
+    assert c.strategy.model[0] == -2
+    assert {job.client for job in c.dispatch(2.0)} == {0, 1}
+
+
+def test_joining_a_rule_that_needs_first_gradients() -> None:
+    c, events = made("ace", 2, lr=1.0)
+    for job in c.dispatch(0.0):
+        c.push(answer(job, "gradient", value=1.0), 0.0)
+    c.join(7, 1.0, examples=5)
+    assert c.strategy.n == 2
+    job = c.pull(7, 2.0)
+    assert job is not None
+    assert job.first
+    receipt = c.push(answer(job, "gradient", value=4.0), 3.0)
+    assert (receipt.buffered, receipt.reason) == (True, "the client has joined")
+    assert c.strategy.clients == {0, 1, 7}
+    c.push(answer(c.pull(0, 3.0), "gradient", value=1.0), 4.0)
+    assert c.strategy.model[0] == -1 - 2  # the mean of 1, 1, 4
+    again = c.pull(7, 4.0)
+    assert again is not None
+    assert not again.first
+    assert [e.kind for e in events if e.client == 7] == ["join", "pull", "arrival", "pull"]
+
+
+def test_joining_and_leaving_any_rule() -> None:
+    c, events = made("fedbuff", 2, buffer=2)
+    c.join(5, 0.0)
+    assert {job.client for job in c.dispatch(0.0)} == {0, 1, 5}
+    c.leave(5, 1.0)
+    assert 5 not in c.working
+    assert events[-1].kind == "leave"
+    with pytest.raises(errors.UnknownClient, match="client 5 is not in the federation of 2 clients"):
+        c.pull(5, 1.0)
+    with pytest.raises(errors.DuplicateClient):
+        c.join(1, 1.0)
+
+
+def test_a_client_on_its_way_in_may_leave_again() -> None:
+    c, _ = made("ace", 2)
+    for job in c.dispatch(0.0):
+        c.push(answer(job, "gradient"), 0.0)
+    c.join(7, 1.0)
+    with pytest.raises(errors.DuplicateClient, match="on its way"):
+        c.join(7, 1.0)
+    c.pull(7, 1.0)
+    c.leave(7, 2.0)
+    assert c.clients == {0, 1}
+    c.join(7, 3.0)
+
+
+def test_dropped_jobs_free_their_slot() -> None:
+    c, events = made("asgd", 3, options={"concurrency": 1})
+    job = c.dispatch(0.0)[0]
+    c.drop(job.client, 5.0, "lease ran out")
+    assert (events[-1].kind, events[-1].reason) == ("drop", "lease ran out")
+    assert c.idle == 3
+    assert len(c.dispatch(5.0)) == 1
+    with pytest.raises(errors.DuplicateUpdate):
+        c.push(answer(job), 6.0)  # its time is over, whoever has the slot now
+
+
+def test_a_client_that_pulls_again_has_lost_its_job() -> None:
+    c, events = made("asgd", 2)
+    old = c.pull(0, 0.0)
+    new = c.pull(0, 1.0)
+    assert old is not None
+    assert new is not None
+    assert new.id != old.id
+    assert [e.kind for e in events[-2:]] == ["drop", "pull"]
+    with pytest.raises(errors.DuplicateUpdate):
+        c.push(answer(old), 2.0)
+    assert c.push(answer(new), 2.0).applied
+
+
+def test_over_stale_updates_are_discarded_and_their_clients_restart() -> None:
+    c, events = made("asgd", 3, options={"max_staleness": 2})
+    slow = c.pull(0, 0.0)
+    for now in range(1, 4):
+        c.push(answer(c.pull(1, now)), now)
+    version = c.strategy.version
+    receipt = c.push(answer(slow), 9.0)
+    assert (receipt.rejected, receipt.staleness, c.strategy.version) == (True, 3, version)
+    assert (events[-1].kind, events[-1].outcome) == ("arrival", "rejected")
+    fresh = c.pull(0, 9.0)
+    assert fresh is not None
+    assert fresh.version == version
+
+
+def test_overdue_clients_can_be_reset_before_they_report() -> None:
+    c, events = made("mr-asyncfl", 3, max_staleness=2)
+    slow = c.pull(0, 0.0)
+    for now in range(1, 4):
+        assert c.overdue() == []
+        c.push(answer(c.pull(1, now)), now)
+    assert c.overdue() == [0]
+    job = c.reset(0, 4.0)
+    assert (job.client, job.version) == (0, 3)
+    assert [e.kind for e in events[-2:]] == ["reset", "pull"]
+    assert c.overdue() == []
+    with pytest.raises(errors.DuplicateUpdate):
+        c.push(answer(slow), 5.0)
+    assert c.push(answer(job), 5.0).applied
+
+
+def test_a_cohort_waits_and_rests() -> None:
+    """fedavg, 2 of 4: two jobs per round, no third until the round is over, then anyone again."""
+    c, _ = made("fedavg", 4, buffer=2)
+    jobs = c.dispatch(0.0)
+    assert len(jobs) == 2
+    assert c.push(answer(jobs[0]), 1.0).buffered
+    assert c.dispatch(1.0) == []
+    assert c.pull(jobs[0].client, 1.0) is None
+    assert c.push(answer(jobs[1]), 8.0).applied
+    assert len(c.dispatch(8.0)) == 2
+
+
+def test_a_lost_cohort_member_is_replaced_by_another_client() -> None:
+    c, _ = made("fedavg", 3, buffer=2)
+    first, second = c.dispatch(0.0)
+    c.push(answer(first), 1.0)
+    c.leave(second.client, 2.0)
+    (replacement,) = c.dispatch(2.0)
+    assert replacement.client not in (first.client, second.client)
+    assert c.push(answer(replacement), 3.0).applied
+
+
+def test_afl_is_fair_by_default() -> None:
+    c, _ = made("afl", 6, buffer=4, buffer_min=1)
+    assert c.policy == "fair"
+    counts: Counter[int] = Counter()
+    for now in range(100):
+        for job in c.dispatch(float(now)):
+            counts[job.client] += 1
+            c.push(answer(job), float(now))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "clients"),
+    [({"policy": "all"}, [0, 1, 2]), ({"policy": "all", "concurrency": 2}, [0, 1])],
+)
+def test_the_policy_all(options: dict[str, Any], clients: list[int]) -> None:
+    c, _ = made("asgd", 3, options=options)
+    assert [job.client for job in c.dispatch(0.0)] == clients
+
+
+def test_biased_selection() -> None:
+    c, _ = made("asgd", 3, options={"probabilities": {0: 1.0, 1: 0.0, 2: 0.0}})
+    assert [job.client for job in c.dispatch(0.0)] == [0]
+    assert c.pull(1, 0.0) is not None  # who comes on its own is served
+
+
+def test_the_same_seed_gives_the_same_picks() -> None:
+    def picks(seed: int) -> list[int]:
+        c, _ = made("asgd", 50, options={"concurrency": 5, "seed": seed})
+        return [job.client for job in c.dispatch(0.0)]
+
+    assert picks(1) == picks(1)
+    assert picks(1) != picks(2)
+
+
+def test_finish_uses_the_last_partial_buffer() -> None:
+    c, events = made("fedbuff", 3, buffer=5)
+    c.push(answer(c.pull(0, 0.0)), 1.0)
+    assert c.finish(2.0)
+    assert (c.strategy.version, events[-1].kind) == (1, "flush")
+    assert not c.finish(3.0)
+
+
+def test_bad_settings() -> None:
+    s = strategies.create("asgd", clients=2)
+    for options in ({"concurrency": 0}, {"max_staleness": -1}, {"concurrency": 1.5}):
+        with pytest.raises(errors.ParameterError, match="expected an integer of at least"):
+            Coordinator(s, **options)  # type: ignore[arg-type]
+    with pytest.raises(errors.ParameterError, match="expected one of uniform"):
+        Coordinator(s, policy="any")
+    with pytest.raises(errors.OrderError, match="call start"):
+        Coordinator(s).pull(0, 0.0)
+
+
+@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("policy", ["uniform", "fair", "all"])
+def test_going_on_from_a_saved_state(name: str, policy: str, tmp_path: Any) -> None:
+    """A run cut in two, open jobs included, gives the events and bits of the whole one; for every rule."""
+    whole, whole_events = _federation(name, policy)
+    _drive(whole, 0, 120)
+    cut, _ = _federation(name, policy)
+    _drive(cut, 0, 60)
+    state.save(tmp_path / "s", cut.state_dict())
+    events: list[Event] = []
+    resumed = Coordinator(strategies.create(name, clients=6, **_small(name)), concurrency=4, policy=policy,
+                          on_event=events.append)  # fmt: skip
+    resumed.load_state_dict(state.load(tmp_path / "s"))
+    _drive(resumed, 60, 120)
+    assert events == whole_events[-len(events) :]
+    assert np.array_equal(resumed.strategy.model, whole.strategy.model)
+
+
+def _small(name: str) -> dict[str, Any]:
+    known = [item["name"] for item in strategies.get(name).params.describe()]
+    return {"buffer": 3} if "buffer" in known else {}
+
+
+def _federation(name: str, policy: str) -> tuple[Coordinator, list[Event]]:
+    return made(name, 6, options={"concurrency": 4, "policy": policy}, **_small(name))
+
+
+def _drive(c: Coordinator, begin: int, end: int) -> None:
+    """Each tick: dispatch, then one open job answers, leaves its slot or, rarely, its client leaves or joins."""
+    for tick in range(begin, end):
+        now, draws = float(tick), np.random.default_rng(tick)
+        c.dispatch(now)
+        client = sorted(c.working)[int(draws.integers(len(c.working)))]
+        ticket = c.working[client]
+        if tick % 17 == 5:
+            c.drop(client, now)
+        elif tick % 40 == 30:
+            c.leave(client, now)
+        elif tick % 40 == 35:
+            c.join(100 + tick, now)
+        else:
+            vectors = {n: draws.standard_normal(2).astype(np.float32) for n in ("gradient", "delta", "model", "direction")}
+            c.push(Update(client, ticket.version, vectors, 1, 10, ticket.job), now)
+
+
+def test_a_state_with_another_policy_is_refused() -> None:
+    a, _ = made("asgd", 2)
+    with pytest.raises(errors.StateError, match="saved with policy 'uniform'; expected 'all'"):
+        Coordinator(strategies.create("asgd", clients=2), policy="all").load_state_dict(a.state_dict())

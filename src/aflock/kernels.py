@@ -54,7 +54,7 @@ def zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 # --- looking -------------------------------------------------------------------------------------------------------
 
 
-@_compiled(fastmath={"reassoc"})
+@_compiled(fastmath={"reassoc", "contract"})
 def _energy(v: Vector) -> np.float32:
     total = np.float32(0.0)
     for k in range(v.shape[0]):
@@ -66,8 +66,8 @@ def all_finite(v: npt.NDArray[np.float32]) -> bool:
     """Whether v holds no NaN and no infinity.
 
     The sum of squares is finite only if every entry is; when it is not, large but finite entries may be the reason, and
-    the entries themselves are asked. The order of that sum does not matter, so this loop alone may be reassociated: it
-    runs at a third of the time of a test per entry.
+    the entries themselves are asked. The order of that sum does not matter, so this loop alone may be reassociated,
+    which lets it run at the speed of memory.
     """
     return bool(np.isfinite(_energy(v))) or bool(np.isfinite(v).all())
 

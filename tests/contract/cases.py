@@ -1,4 +1,4 @@
-"""The cases of the contract suite: every registered rule with its defaults, and the variants worth a case of their own."""
+"""The cases of the contract suite: every registered rule with its defaults, and variants worth a case of their own."""
 
 from __future__ import annotations
 
@@ -110,4 +110,3 @@ class Arrivals:
     def feed(self, s: Strategy, begin: int, end: int) -> None:
         for position in range(begin, end):
             s.receive(self.update(s, position))
-

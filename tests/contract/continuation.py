@@ -1,6 +1,6 @@
 """Run as a process of its own: loads saved states, goes on, and answers with hashes. One JSON request per line.
 
-    {"file": ..., "name": ..., "params": ..., "seed": ..., "begin": ..., "end": ...}   ->   sha256 of the whole state
+{"file": ..., "name": ..., "params": ..., "seed": ..., "begin": ..., "end": ...}   ->   sha256 of the whole state
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from contract.cases import Arrivals, Case
 
 from aflock import state
+from contract.cases import Arrivals, Case
 
 
 def digest(value: Any) -> str:

@@ -12,10 +12,15 @@ import pytest
 from aflock import Update, errors, strategies
 from aflock.strategies.base import Strategy
 
-from .cases import D, N, Arrivals, Case, all_cases, start
+from .cases import Arrivals, Case, D, N, all_cases, start
 from .continuation import digest
 
 Spoil = Callable[[Update], Any]
+
+
+def spoilt(update: Update, **fields: Any) -> Update:
+    """`replace` without its types: wrong ones are the point."""
+    return replace(update, **fields)
 
 
 def with_vector(change: Callable[[Any], Any]) -> Spoil:
@@ -52,13 +57,28 @@ BAD: list[tuple[str, Spoil, type[Exception], str]] = [
     ("no vector", lambda u: replace(u, vectors={}), errors.MissingVector, "needs the vector .*carries none"),
     ("stranger", lambda u: replace(u, client=N), errors.UnknownClient, f"client {N} is not in the federation of {N}"),
     ("negative client", lambda u: replace(u, client=-1), errors.UnknownClient, "client -1 is not"),
-    ("client by name", lambda u: replace(u, client="a"), errors.UnknownClient, "client 'a' is not"),
-    ("future", lambda u: replace(u, version=10**6), errors.VersionError, "version 1000000 does not exist; expected one"),
+    ("client by name", lambda u: spoilt(u, client="a"), errors.UnknownClient, "client 'a' is not"),
+    (
+        "future",
+        lambda u: replace(u, version=10**6),
+        errors.VersionError,
+        "version 1000000 does not exist; expected one",
+    ),
     ("negative version", lambda u: replace(u, version=-1), errors.VersionError, "version -1 does not exist; expected"),
-    ("half a version", lambda u: replace(u, version=0.5), errors.VersionError, r"version is 0\.5 \(float\); expected an"),
+    (
+        "half a version",
+        lambda u: spoilt(u, version=0.5),
+        errors.VersionError,
+        r"version is 0\.5 \(float\); expected an",
+    ),
     ("no steps", lambda u: replace(u, steps=0), errors.CountError, "steps is 0; expected at least 1"),
     ("negative steps", lambda u: replace(u, steps=-3), errors.CountError, "steps is -3; expected at least 1"),
-    ("half a step", lambda u: replace(u, steps=1.5), errors.CountError, r"steps is 1\.5 \(float\); expected an integer"),
+    (
+        "half a step",
+        lambda u: spoilt(u, steps=1.5),
+        errors.CountError,
+        r"steps is 1\.5 \(float\); expected an integer",
+    ),
     ("no examples", lambda u: replace(u, examples=0), errors.CountError, "examples is 0; expected at least 1"),
     ("not an update", lambda u: {"client": 0}, errors.InputError, "expected an aflock.Update, got dict"),
 ]

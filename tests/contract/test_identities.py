@@ -13,7 +13,7 @@ from aflock.models.quadratic import Quadratics
 from aflock.strategies.base import Strategy
 from aflock.types import Vector
 
-from .cases import D, N, Arrivals, Case, start, vector
+from .cases import Arrivals, Case, D, N, start, vector
 
 ROUNDING = 2e-6
 
@@ -128,7 +128,7 @@ def test_6_mr_asyncfl_is_a_convex_combination_of_the_latest_models(gamma: float)
         latest[update.client] = update.vectors["model"].astype(np.float64)
         c = s.coefficients  # type: ignore[attr-defined]
         assert sum(c.values()) == pytest.approx(1.0, abs=1e-12)
-        same(s.model, sum(c[j] * latest[j] for j in range(N)).astype(np.float32))  # type: ignore[attr-defined]
+        same(s.model, sum(c[j] * latest[j] for j in range(N)).astype(np.float32))
 
 
 def test_7_fedavg_with_all_clients_is_gradient_descent() -> None:

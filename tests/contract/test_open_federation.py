@@ -10,7 +10,7 @@ import pytest
 from aflock import errors, strategies
 from aflock.strategies.base import Strategy
 
-from .cases import D, N, Arrivals, Case, all_cases, start, vector
+from .cases import Arrivals, Case, D, N, all_cases, start, vector
 from .continuation import digest
 
 

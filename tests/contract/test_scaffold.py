@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ N, D, ETA, STEPS = 5, 4, 0.05, 3
 
 
 @pytest.mark.parametrize(("name", "params"), [("afa-cd", {"lr": 0.1}), ("fedbuff", {"lr": 1.0})])
-def test_the_server_holds_the_mean_of_the_clients_control_variates(name: str, params: dict[str, float]) -> None:
+def test_the_server_holds_the_mean_of_the_clients_control_variates(name: str, params: dict[str, Any]) -> None:
     problem = Quadratics.random(N, D, seed=0)
     s = strategies.create(f"{name}+scaffold", clients=N, buffer=2, **params)
     assert s.needs[-1] == "control"

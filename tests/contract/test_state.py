@@ -68,9 +68,7 @@ def test_going_on_in_a_new_process(
     file = tmp_path / "state.safetensors"
     state.save(file, s.state_dict())
     arrivals.feed(s, cut, cut + rest)
-    there = process.ask(
-        file=str(file), name=case.name, params=case.params, seed=seed, begin=cut, end=cut + rest
-    )
+    there = process.ask(file=str(file), name=case.name, params=case.params, seed=seed, begin=cut, end=cut + rest)
     assert there == digest(s.state_dict())
 
 

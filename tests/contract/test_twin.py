@@ -10,7 +10,7 @@ import pytest
 from aflock import rng
 
 from . import twins
-from .cases import D, N, Arrivals, Case, all_cases, start, vector
+from .cases import Arrivals, Case, D, N, all_cases, start, vector
 
 ARRIVALS = 2_000
 TOLERANCE = 1e-5
@@ -29,7 +29,7 @@ def explicit(case: Case) -> dict[str, Any]:
         taken.pop("smoothness", None)
         taken |= {"beta": s.beta, "gamma": s.gamma}  # type: ignore[attr-defined]
         draws = rng.stream(s.seed, case.name, "selection")
-        taken["choose"] = lambda clients, size: sorted(draws.choice(clients, size, replace=False).tolist())
+        taken["choose"] = lambda clients, size: sorted(map(int, draws.choice(np.array(clients), size, replace=False)))
     if case.name == "delay-adaptive" and taken["tau_c"] is None:
         taken["tau_c"] = N
     if case.name == "afl":

@@ -16,12 +16,14 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/algorithms.md", "CONTRIBUTING.md"])
-def test_python_blocks_run(name: str) -> None:
+def test_python_blocks_run(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.S)
     if name == "README.md":
         assert blocks
     for block in blocks:
-        done = subprocess.run([sys.executable, "-W", "error", "-c", block], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", block], capture_output=True, text=True, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr
         for line in re.findall(r"# -> (.*)", block):
             assert line in done.stdout

@@ -18,7 +18,8 @@ def wide(v: Array) -> Array:
 
 
 def step(w: Array, a: float, v: Array) -> Array:
-    return w + a * wide(v)
+    moved: Array = w + a * wide(v)
+    return moved
 
 
 def mix(w: Array, alpha: float, x: Array) -> Array:
@@ -30,7 +31,8 @@ def replace_model(w: Array, row: Array, x: Array, gamma: float, c: float) -> Arr
 
 
 def exchange(row: Array, v: Array, total: Array) -> Array:
-    return total + (wide(v) - wide(row))
+    moved: Array = total + (wide(v) - wide(row))
+    return moved
 
 
 def exchange_mean(row: Array, x: Array, total: Array, new: float, old: float) -> Array:
@@ -38,7 +40,8 @@ def exchange_mean(row: Array, x: Array, total: Array, new: float, old: float) ->
 
 
 def momentum(g: Array, total: Array, diff: Array, beta: float, a: float, b: float) -> Array:
-    return beta * (a * diff + b * total) + (1 - beta) * g
+    moved: Array = beta * (a * diff + b * total) + (1 - beta) * g
+    return moved
 
 
 def amsgrad(
@@ -51,4 +54,5 @@ def amsgrad(
 
 
 def dequantise(q: Array, scales: Array, block: int) -> Array:
-    return wide(q) * np.repeat(wide(scales), block)[: q.size]
+    stored: Array = wide(q) * np.repeat(wide(scales), block)[: q.size]
+    return stored

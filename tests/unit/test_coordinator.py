@@ -15,7 +15,9 @@ from aflock.coordinator import Coordinator, Event
 ONE = np.ones(2, np.float32)
 
 
-def made(name: str, clients: int, *, options: dict[str, Any] | None = None, **params: Any) -> tuple[Coordinator, list[Event]]:
+def made(
+    name: str, clients: int, *, options: dict[str, Any] | None = None, **params: Any
+) -> tuple[Coordinator, list[Event]]:
     events: list[Event] = []
     strategy = strategies.create(name, clients=clients, **params)
     coordinator = Coordinator(strategy, on_event=events.append, **(options or {}))
@@ -25,7 +27,7 @@ def made(name: str, clients: int, *, options: dict[str, Any] | None = None, **pa
 
 def answer(job: Job | None, *names: str, value: float = 1.0, **fields: Any) -> Update:
     assert job is not None
-    vectors = {name: value * ONE for name in (names or ("gradient", "delta", "model", "direction"))}
+    vectors = dict.fromkeys(names or ("gradient", "delta", "model", "direction"), value * ONE)
     return Update(job.client, job.version, vectors, job=job.id, **fields)
 
 
@@ -87,7 +89,13 @@ def test_duplicates_and_impossible_versions_are_refused_and_recorded() -> None:
         "a stranger": Update(42, 0, {"gradient": ONE}),
         "not finite": Update(0, 0, {"gradient": np.nan * ONE}, job=job.id),
     }
-    kinds = [errors.DuplicateUpdate, errors.DuplicateUpdate, errors.VersionError, errors.UnknownClient, errors.VectorError]
+    kinds = [
+        errors.DuplicateUpdate,
+        errors.DuplicateUpdate,
+        errors.VersionError,
+        errors.UnknownClient,
+        errors.VectorError,
+    ]
     for (what, update), kind in zip(bad.items(), kinds, strict=True):
         with pytest.raises(kind):
             c.push(update, 1.0)
@@ -155,10 +163,10 @@ def test_joining_a_rule_that_needs_first_gradients() -> None:
         c.push(answer(job, "gradient", value=1.0), 0.0)
     c.join(7, 1.0, examples=5)
     assert c.strategy.n == 2
-    job = c.pull(7, 2.0)
-    assert job is not None
-    assert job.first
-    receipt = c.push(answer(job, "gradient", value=4.0), 3.0)
+    opening = c.pull(7, 2.0)
+    assert opening is not None
+    assert opening.first
+    receipt = c.push(answer(opening, "gradient", value=4.0), 3.0)
     assert (receipt.buffered, receipt.reason) == (True, "the client has joined")
     assert c.strategy.clients == {0, 1, 7}
     c.push(answer(c.pull(0, 3.0), "gradient", value=1.0), 4.0)
@@ -316,9 +324,10 @@ def test_finish_uses_the_last_partial_buffer() -> None:
 
 def test_bad_settings() -> None:
     s = strategies.create("asgd", clients=2)
+    options: dict[str, Any]
     for options in ({"concurrency": 0}, {"max_staleness": -1}, {"concurrency": 1.5}):
         with pytest.raises(errors.ParameterError, match="expected an integer of at least"):
-            Coordinator(s, **options)  # type: ignore[arg-type]
+            Coordinator(s, **options)
     with pytest.raises(errors.ParameterError, match="expected one of uniform"):
         Coordinator(s, policy="any")
     with pytest.raises(errors.OrderError, match="call start"):
@@ -366,7 +375,9 @@ def _drive(c: Coordinator, begin: int, end: int) -> None:
         elif tick % 40 == 35:
             c.join(100 + tick, now)
         else:
-            vectors = {n: draws.standard_normal(2).astype(np.float32) for n in ("gradient", "delta", "model", "direction")}
+            vectors = {
+                n: draws.standard_normal(2).astype(np.float32) for n in ("gradient", "delta", "model", "direction")
+            }
             c.push(Update(client, ticket.version, vectors, 1, 10, ticket.job), now)
 
 

@@ -171,7 +171,7 @@ def test_int8_rows_change_the_sum_by_exactly_what_is_stored(d: int) -> None:
     total, w, low = np.zeros(d), np.zeros(d, np.float32), np.zeros(d, np.float32)
     for key in range(20):
         v = draws.standard_normal(d).astype(np.float32)
-        expected_w = plain.wide(w) + low
+        expected_w: Any = plain.wide(w) + low
         if key % 3 == 0:
             kernels.int8_exchange(q, scales, v, total, np.uint32(key))
         else:

@@ -102,7 +102,7 @@ def test_a_zero_norm_moves_nothing() -> None:
 
 
 def test_the_theorems_defaults() -> None:
-    """S = 10, K = 5, T = 200: beta = 0.5, gamma = 50^0.25 / 200^0.75, eta = 1/(5 sqrt 200); L = 2 halves gamma twice."""
+    """S = 10, K = 5, T = 200: beta = 0.5, gamma = 50^0.25 / 200^0.75, eta = 1/(5 sqrt 200)."""
     shared: dict[str, Any] = {"buffer": 10, "steps": 5, "rounds": 200}
     server: Any = strategies.create("adamasfl", clients=20, **shared)
     assert server.beta == 0.5
@@ -127,7 +127,8 @@ def test_the_first_job_samples_without_moving() -> None:
 
 def test_client_memory_sends_changes_that_never_drift() -> None:
     """What the server adds up is the client's gradient, after a thousand roundings."""
-    rule, memory, draws = local.create("sgd"), {}, np.random.default_rng(0)
+    rule, draws = local.create("sgd"), np.random.default_rng(0)
+    memory: local.Memory = {}
     gradients = (1e4 * draws.standard_normal((1000, 3))).astype(np.float32)
     opening = Job(0, 0, v(0, 0, 0), first=True)
     done = rule.train(opening, local.Task(lambda x, k: gradients[0]), changes=("gradient",), memory=memory)

@@ -87,7 +87,7 @@ def test_state(kind: str) -> None:
     assert np.array_equal(a, b)
     for client in made:
         assert np.array_equal(made.read(client), other.read(client))
-    with pytest.raises(StateError, match="expected .* of 20"):
+    with pytest.raises(StateError, match=r"expected .* of 20"):
         rows.create(kind, range(2), 20).load_state_dict(saved)
 
 

@@ -123,7 +123,7 @@ def test_the_departed_are_forgotten(policy: str) -> None:
 @pytest.mark.parametrize("policy", selection.POLICIES)
 def test_state_goes_on_where_it_was(policy: str) -> None:
     options = {"probabilities": {c: c + 1.0 for c in range(9)}} if policy == "biased" else {}
-    a, b = made(policy, 9, **options), selection.create(policy, 2, **options)  # type: ignore[arg-type]
+    a, b = made(policy, 9, **options), selection.create(policy, 2, **options)
     busy = [pick(a) for _ in range(5)]
     for client in busy[:2]:
         a.add(client)

@@ -185,7 +185,7 @@ def _rules(length: int, vectors: list[Vector], rounds: int) -> dict[str, Any]:
     contestants["re-averaging"] = Naive(CLIENTS, length, vectors, exact=False)
     contestants["re-averaging in float64"] = Naive(CLIENTS, length, vectors, exact=True)
     triad = contestants["STREAM triad"] = Triad(length)
-    _take_turns(contestants, rounds, {"*": 20, "re-averaging": 1, "re-averaging in float64": 1})
+    _take_turns(contestants, rounds, {"*": 50, "re-averaging": 2, "re-averaging in float64": 1})
     base = ace.timing.median
     rows = {name: c.timing.describe() | {"of_ace": c.timing.median / base} for name, c in contestants.items()}
     assert isinstance(triad, Triad)

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,40 +38,9 @@ from .errors import (
     UnknownClient,
     VersionError,
 )
+from .events import Event, Kind, Ticket
 from .strategies.base import Strategy
 from .types import Job, Receipt, State, Update, Vector
-
-Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "refuse", "flush"]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happened, in the order it happened."""
-
-    kind: Kind
-    time: float
-    server: int
-    """The server's version after the event."""
-    client: int | None = None
-    version: int | None = None
-    """The version of the client's job."""
-    job: int | None = None
-    steps: int | None = None
-    examples: int | None = None
-    staleness: int | None = None
-    outcome: str = ""
-    reason: str = ""
-    first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """An open job: what was handed to a client and when."""
-
-    job: int
-    version: int
-    first: bool
-    time: float
 
 
 class Coordinator:

@@ -302,47 +302,38 @@ def _uniforms(out: Vector, count: int, base: np.uint32, key: np.uint32) -> None:
 
 
 @_compiled(inline="always")
-def _requantise(q: Levels, x: Vector, u: Vector, old: np.float32, new: np.float32, change: Accumulator) -> None:
+def _requantise(q: Levels, scales: Vector, v: Vector, b: int, key: np.uint32, u: Vector, change: Accumulator) -> None:
+    """Stores block b of v; `change` holds by how much what is stored has moved."""
+    i = b * BLOCK
+    x = v[i : min(v.shape[0], i + BLOCK)]
+    levels = q[i : i + x.shape[0]]
+    old, new = np.float64(scales[b]), _scale_of(x)
     inverse = np.float32(1.0) / new
+    scales[b] = new
+    _uniforms(u, x.shape[0], np.uint32(i), key)
     for k in range(x.shape[0]):
-        level = np.floor(x[k] * inverse + u[k])
-        level = min(level, np.float32(127.0))
-        change[k] = np.float64(level) * np.float64(new) - np.float64(q[k]) * np.float64(old)
-        q[k] = np.int8(np.int32(level))
+        level = min(np.floor(x[k] * inverse + u[k]), np.float32(127.0))
+        change[k] = np.float64(level) * np.float64(new) - np.float64(levels[k]) * old
+        levels[k] = np.int8(np.int32(level))
 
 
 @_compiled()
 def int8_store(q: Levels, scales: Vector, v: Vector, key: np.uint32) -> None:
     """row <- Q(v)."""
-    d = v.shape[0]
-    u = np.empty(BLOCK, np.float32)
-    change = np.empty(BLOCK, np.float64)
+    u, change = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float64)
     for b in range(scales.shape[0]):
-        i = b * BLOCK
-        j = min(d, i + BLOCK)
-        new = _scale_of(v[i:j])
-        _uniforms(u, j - i, np.uint32(i), key)
-        _requantise(q[i:j], v[i:j], u, scales[b], new, change)
-        scales[b] = new
+        _requantise(q, scales, v, b, key, u, change)
 
 
 @_compiled()
 def int8_exchange(q: Levels, scales: Vector, v: Vector, total: Accumulator, key: np.uint32) -> None:
     """total <- total + Q(v) - row; row <- Q(v)."""
-    d = v.shape[0]
-    u = np.empty(BLOCK, np.float32)
-    change = np.empty(BLOCK, np.float64)
+    u, change = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float64)
     for b in range(scales.shape[0]):
-        i = b * BLOCK
-        j = min(d, i + BLOCK)
-        x = v[i:j]
-        part = total[i:j]
-        new = _scale_of(x)
-        _uniforms(u, j - i, np.uint32(i), key)
-        _requantise(q[i:j], x, u, scales[b], new, change)
+        _requantise(q, scales, v, b, key, u, change)
+        part = total[b * BLOCK : (b + 1) * BLOCK]
         for k in range(part.shape[0]):
             part[k] += change[k]
-        scales[b] = new
 
 
 @_compiled()
@@ -350,19 +341,11 @@ def int8_exchange_step(
     q: Levels, scales: Vector, v: Vector, total: Accumulator, key: np.uint32, w: Vector, low: Vector, a: float
 ) -> None:
     """total <- total + Q(v) - row; row <- Q(v); w <- w + a*total."""
-    d = v.shape[0]
-    u = np.empty(BLOCK, np.float32)
-    change = np.empty(BLOCK, np.float64)
+    u, change = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float64)
     for b in range(scales.shape[0]):
-        i = b * BLOCK
-        j = min(d, i + BLOCK)
-        x = v[i:j]
-        part = total[i:j]
-        wb = w[i:j]
-        lb = low[i:j]
-        new = _scale_of(x)
-        _uniforms(u, j - i, np.uint32(i), key)
-        _requantise(q[i:j], x, u, scales[b], new, change)
+        _requantise(q, scales, v, b, key, u, change)
+        i, j = b * BLOCK, (b + 1) * BLOCK
+        part, wb, lb = total[i:j], w[i:j], low[i:j]
         for k in range(part.shape[0]):
             s = part[k] + change[k]
             part[k] = s
@@ -370,7 +353,6 @@ def int8_exchange_step(
             high = np.float32(y)
             wb[k] = high
             lb[k] = np.float32(y - np.float64(high))
-        scales[b] = new
 
 
 @_compiled()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Self
 
 from .errors import ParameterError, UnknownParameter
@@ -39,16 +39,16 @@ class Params:
 
     @classmethod
     def describe(cls) -> list[dict[str, Any]]:
-        """Name, default, range and meaning of each parameter, for `aflock list`."""
-        return [
-            {
-                "name": item.name,
-                "default": None if item.default is MISSING else item.default,
-                "expected": item.metadata["expected"],
-                "help": item.metadata["help"],
-            }
-            for item in fields(cls)
-        ]
+        """Name, default, range and meaning of each parameter, the rule's own before those it shares."""
+        known = {item.name: item for item in fields(cls)}
+        names = dict.fromkeys(name for part in cls.__mro__ for name in getattr(part, "__annotations__", {}))
+        return [_description(known[name]) for name in names if name in known]
+
+
+def _description(item: Field[Any]) -> dict[str, Any]:
+    default = None if item.default is MISSING else item.default
+    meta = item.metadata
+    return {"name": item.name, "default": default, "expected": meta["expected"], "help": meta["help"]}
 
 
 def positive(default: float | None, text: str) -> Any:

@@ -22,8 +22,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from . import kernels, rng
+from . import kernels, memory, rng
 from .errors import DoesNotFit, ParameterError, StateError
+from .memory import human
 from .types import Accumulator, State, Vector
 
 KINDS = ("dense", "int8", "disk")
@@ -43,6 +44,14 @@ def create(kind: str, clients: Iterable[int], length: int, *, seed: int = 0, fol
     for client in ids:
         rows.insert(client, check=False)
     return rows
+
+
+def exact(kind: str, clients: Iterable[int], length: int, *, folder: str | None = None) -> DenseRows:
+    """As `create`, for the kinds that keep every bit ("dense" and "disk") and can hand a row to a kernel."""
+    made = create(kind, clients, length, folder=folder)
+    if not isinstance(made, DenseRows):
+        raise ParameterError(f"rows of kind {kind!r} round what they store; expected 'dense' or 'disk'")
+    return made
 
 
 def _kind(kind: str) -> type[Rows]:
@@ -77,8 +86,8 @@ class Rows(ABC):
         need, free = clients * self.row_bytes(self.length), self._free()
         if need > free:
             raise DoesNotFit(
-                f"{clients} {self.kind} rows of {self.length} weights need {_human(need)}, but {self._where()} has "
-                f'{_human(free)} free; use cache="int8" (1.02 bytes per weight) or cache="disk" where the rule offers '
+                f"{clients} {self.kind} rows of {self.length} weights need {human(need)}, but {self._where()} has "
+                f'{human(free)} free; use cache="int8" (1.02 bytes per weight) or cache="disk" where the rule offers '
                 "it, fewer clients, or a smaller model"
             )
 
@@ -86,7 +95,7 @@ class Rows(ABC):
         """Takes the space of that many further rows at once, where taking it piecemeal costs more."""
 
     def _free(self) -> int:
-        return available_memory()
+        return memory.available()
 
     def _where(self) -> str:
         return "memory"
@@ -270,7 +279,7 @@ class DiskRows(DenseRows):
         try:  # real blocks, not a sparse file: a full disk must be an error here, not a SIGBUS in a kernel later
             os.posix_fallocate(self._file, 0, new * self._stride * 4)
         except OSError as error:
-            raise DoesNotFit(f"{self._where()} refused {_human((new - old) * self._stride * 4)}: {error}") from None
+            raise DoesNotFit(f"{self._where()} refused {human((new - old) * self._stride * 4)}: {error}") from None
         pages = mmap.mmap(self._file, new * self._stride * 4)
         self._map = np.frombuffer(pages, np.float32).reshape(new, self._stride)
         self._spare.extend(range(new - 1, old - 1, -1))
@@ -390,37 +399,3 @@ class Int8Rows(Rows):
 
 
 _CLASSES: dict[str, type[Rows]] = {"dense": DenseRows, "int8": Int8Rows, "disk": DiskRows}
-
-
-def available_memory() -> int:
-    """Bytes this process can still take without swapping, control-group limit included; 2^62 where nobody knows."""
-    return min(_system_memory(), _group_memory())
-
-
-def _system_memory() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    try:  # no /proc: the whole memory is the best bound to be had
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 2**62
-
-
-def _group_memory() -> int:
-    group = Path("/sys/fs/cgroup")
-    try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no control group, or no limit ("max")
-        return 2**62
-
-
-def _human(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

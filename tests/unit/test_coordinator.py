@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from aflock import Job, Update, errors, state, strategies
-from aflock.coordinator import Coordinator, Event
+from aflock.coordinator import Coordinator
+from aflock.events import Event
 
 ONE = np.ones(2, np.float32)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aflock import kernels, rows
+from aflock import kernels, memory, rows
 from aflock.errors import DoesNotFit, ParameterError, StateError
 
 KINDS = rows.KINDS
@@ -33,7 +33,7 @@ def test_what_cannot_fit_is_refused_in_one_sentence(kind: str) -> None:
 
 def test_a_row_too_many_is_refused_when_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     made = rows.create("dense", range(3), 1000)
-    monkeypatch.setattr(rows, "available_memory", lambda: 3999)
+    monkeypatch.setattr(memory, "available", lambda: 3999)
     with pytest.raises(DoesNotFit, match="1 dense rows of 1000 weights need 4 kB, but memory has 4 kB free"):
         made.insert(3)
     assert 3 not in made
@@ -157,7 +157,7 @@ def test_disk_rows_need_their_folder(tmp_path: Path) -> None:
 
 def test_disk_rows_may_exceed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no memory to be had, dense rows are refused and disk rows work."""
-    monkeypatch.setattr(rows, "available_memory", lambda: 0)
+    monkeypatch.setattr(memory, "available", lambda: 0)
     with pytest.raises(DoesNotFit):
         rows.create("dense", range(100), 10_000)
     made = rows.create("disk", range(100), 10_000, folder=str(tmp_path))

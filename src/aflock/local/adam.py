@@ -1,4 +1,4 @@
-"""Adam and AdamW at the client, with the delay-aware step and early stopping of paper 004.
+"""Adam and AdamW at the client, with the delay-aware step and early stopping of the AFL paper.
 
     gamma = gamma_0 / (sqrt(e+1) * (1 + alpha*tau))                   at epoch e, for a client that saw the delay tau
     gamma <- gamma * (1 + cos(pi*j/J))/2                              cosine annealing over J server rounds, if given
@@ -106,7 +106,7 @@ class _Adam(LocalRule):
 
 @register(
     "adam",
-    paper="Kingma and Ba, ICLR 2015; delay-aware step: paper 004",
+    paper="Kingma and Ba, ICLR 2015; delay-aware step: the AFL paper",
     rule="m/(sqrt(v)+eps), step gamma_0/(sqrt(e+1)*(1+alpha*tau)) at epoch e",
     params=AdamParams,
 )
@@ -118,7 +118,7 @@ class Adam(_Adam):
 
 @register(
     "adamw",
-    paper="Loshchilov and Hutter, ICLR 2019; delay-aware step: paper 004",
+    paper="Loshchilov and Hutter, ICLR 2019; delay-aware step: the AFL paper",
     rule="as adam, with weight decay applied to x directly",
     params=AdamParams,
 )

@@ -31,7 +31,7 @@ class AdaMasFlParams(MomentumParams):
 
 @register(
     "adamasfl",
-    paper="Yan et al., Momentum-driven adaptivity (paper 002), algorithm 4",
+    paper="Yan et al., Momentum-driven adaptivity, algorithm 4",
     rule="the masfl direction divided by its norm",
     params=AdaMasFlParams,
 )

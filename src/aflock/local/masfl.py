@@ -27,7 +27,7 @@ class MasFlParams(MomentumParams):
 
 @register(
     "masfl",
-    paper="Yan et al., Momentum-driven adaptivity (paper 002), algorithm 2",
+    paper="Yan et al., Momentum-driven adaptivity, algorithm 2",
     rule="beta*(grad F_i(x_k) - ct_i) + job extra",
     params=MasFlParams,
 )

@@ -38,7 +38,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """K uniform on {1, ..., 2c} for every job: the dynamic local steps of paper 003, whose mean is c + 1/2."""
+    """K uniform on {1, ..., 2c} for every job: the dynamic local steps of the AFA paper, whose mean is c + 1/2."""
 
     c: int = 5
 

@@ -25,25 +25,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
-from ..params import Params, choice, folder, positive
+from ..params import choice, positive
 from ..types import Accumulator, Receipt, Update, Vector
 from .base import Strategy
+from .caching import CacheParams
 from .registry import register
 
 
 @dataclass(frozen=True)
-class AceParams(Params):
+class AceParams(CacheParams):
     """Hyper-parameters of ace."""
 
     lr: float = positive(0.1, "eta, server step size")
     memory: str = choice("server", ("server", "client"), "who keeps the last gradient of each client")
     cache: str = choice("dense", rows.KINDS, "how the server keeps its rows")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
 
 
 @register(
     "ace",
-    paper="Mitigating participation imbalance bias (paper 000), algorithms 1 and a.5",
+    paper="Mitigating participation imbalance bias in asynchronous FL, algorithms 1 and a.5",
     rule="U_i <- G; w <- w - lr*mean_j U_j",
     optimum="true",
     params=AceParams,

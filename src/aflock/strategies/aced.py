@@ -26,25 +26,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
-from ..params import Params, choice, folder, positive, threshold
+from ..params import choice, positive, threshold
 from ..types import Accumulator, Receipt, Update, Vector
 from .base import Strategy
+from .caching import CacheParams
 from .registry import register
 
 
 @dataclass(frozen=True)
-class AcedParams(Params):
+class AcedParams(CacheParams):
     """Hyper-parameters of aced."""
 
     lr: float = positive(0.1, "eta, server step size")
     tau_algo: float = threshold(50, "tau_algo, versions after which a silent client no longer counts")
     cache: str = choice("dense", rows.KINDS, "how the server keeps its rows")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
 
 
 @register(
     "aced",
-    paper="Mitigating participation imbalance bias (paper 000), algorithm a.1",
+    paper="Mitigating participation imbalance bias in asynchronous FL, algorithm a.1",
     rule="U_i <- G; w <- w - lr*mean of U_j over A = {j : t - start_j <= tau_algo}; start_i <- t+1",
     optimum="biased",
     params=AcedParams,

@@ -33,7 +33,7 @@ class AdaMasFlParams(ControlParams):
 
 @register(
     "adamasfl",
-    paper="Yan et al., Momentum-driven adaptivity (paper 002), algorithm 3",
+    paper="Yan et al., Momentum-driven adaptivity, algorithm 3",
     rule="as masfl, but w <- w - gamma*(1/S)*sum of the S directions",
     optimum="step",
     params=AdaMasFlParams,

@@ -16,19 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
-from ..params import choice, folder, positive
+from ..params import positive
 from ..types import Accumulator, Update
 from .buffered import Buffered, BufferParams
+from .caching import CacheParams
 from .registry import register
 
 
 @dataclass(frozen=True)
-class AfaCsParams(BufferParams):
+class AfaCsParams(CacheParams, BufferParams):
     """Hyper-parameters of afa-cs."""
 
     lr: float = positive(0.1, "eta*eta_L, server step size")
-    cache: str = choice("dense", ("dense", "disk"), "where the rows G_j are kept")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
 
 
 @register(

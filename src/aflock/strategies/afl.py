@@ -31,7 +31,7 @@ class AflParams(Params):
 
 @register(
     "afl",
-    paper="Forootani and Iervolino (paper 004), algorithm 1",
+    paper="Forootani and Iervolino, algorithm 1",
     rule="a round takes J' clients, J' drawn from [J_min, J]; when all are in: w <- sum r_i x_K^(i) / sum r_i",
     optimum="step",
     params=AflParams,

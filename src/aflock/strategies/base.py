@@ -13,7 +13,6 @@ no clock, no socket, no torch and no other rule.
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -21,9 +20,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import kernels, rng
+from .. import kernels
 from ..errors import (
-    CountError,
     DuplicateClient,
     FirstGradients,
     InputError,
@@ -32,14 +30,12 @@ from ..errors import (
     ParameterError,
     StateError,
     UnknownClient,
-    VectorError,
     VersionError,
 )
 from ..params import Params
-from ..rows import Rows
 from ..types import Job, Receipt, State, Update, Vector
-
-_FLOAT32 = np.dtype(np.float32)
+from .checks import checked, index, positive
+from .kept import restored, saved
 
 
 class Strategy(ABC):
@@ -111,7 +107,7 @@ class Strategy(ABC):
         reported (twafl, rolling-fedavg) otherwise take the mean of those that have.
         """
         self._require_new()
-        w0 = _checked(w0, "w0", None)
+        w0 = checked(w0, "w0", None)
         gradients = self._check_first(first, w0.size)
         self.open(w0, examples)
         for client, gradient in gradients.items():
@@ -120,7 +116,7 @@ class Strategy(ABC):
     def open(self, w0: Vector, examples: Mapping[int, int] | None = None) -> None:
         """`start` in instalments: where `self.first`, the rule starts when every client's gradient was offered."""
         self._require_new()
-        w0 = _checked(w0, "w0", None)
+        w0 = checked(w0, "w0", None)
         counts = self._check_examples(examples)
         self._prepare(w0)
         self._told(counts)
@@ -132,7 +128,7 @@ class Strategy(ABC):
         if client not in self.awaited:
             self._require_client(client)
             raise FirstGradients(f"{self.name} waits for no first gradient of client {client}")
-        self._enter(client, _checked(gradient, f"first gradient of client {client}", self.w.size))
+        self._enter(client, checked(gradient, f"first gradient of client {client}", self.w.size))
         self.awaited.remove(client)
         self._start_when_complete()
         return self._started
@@ -162,16 +158,16 @@ class Strategy(ABC):
     def join(self, client: int, first: Vector | None = None, examples: int | None = None) -> None:
         """Adds a client; where `self.first`, with its gradient at the current model (during the opening: without)."""
         self._require_open()
-        client = _index(client, "client", UnknownClient)
+        client = index(client, "client", UnknownClient)
         if client in self.clients or client < 0:
             raise DuplicateClient(f"client {client} is in the federation already; expected a new number of at least 0")
         if self.first and self._started and first is None:
             raise FirstGradients(f"{self.name} needs client {client}'s gradient at the current model to let it in")
         if first is not None and not (self.first and self._started):
             raise FirstGradients(f"{self.name} takes no first gradient here; leave `first` out")
-        gradient = None if first is None else _checked(first, f"first gradient of client {client}", self.w.size)
+        gradient = None if first is None else checked(first, f"first gradient of client {client}", self.w.size)
         if examples is not None:
-            _positive(examples, f"examples of client {client}")
+            positive(examples, f"examples of client {client}")
         self._join(client)
         if gradient is not None:
             self._enter(client, gradient)
@@ -253,7 +249,7 @@ class Strategy(ABC):
             "clients": _ids(self.clients),
             "awaited": _ids(self.awaited),
         }
-        return state | {"keeps": {name: _saved(getattr(self, name)) for name in self.keeps}}
+        return state | {"keeps": {name: saved(getattr(self, name)) for name in self.keeps}}
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state, all of it or (if it does not fit) nothing."""
@@ -267,7 +263,7 @@ class Strategy(ABC):
         for name in self.keeps:
             if name not in state["keeps"]:
                 raise StateError(f"the saved state of {self.name} lacks {name!r}")
-            setattr(fresh, name, _restored(getattr(fresh, name), state["keeps"][name], name))
+            setattr(fresh, name, restored(getattr(fresh, name), state["keeps"][name], name))
         fresh._started = bool(state["started"])
         self.__dict__ = fresh.__dict__
 
@@ -296,17 +292,17 @@ class Strategy(ABC):
         if not isinstance(update, Update):
             raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
         self._require_client(update.client)
-        staleness = self.version - _index(update.version, "version", VersionError)
+        staleness = self.version - index(update.version, "version", VersionError)
         if staleness < 0 or update.version < 0:
             raise VersionError(f"version {update.version} does not exist; expected one of 0 to {self.version}")
-        _positive(update.steps, "steps")
-        _positive(update.examples, "examples")
+        positive(update.steps, "steps")
+        positive(update.examples, "examples")
         ragged: dict[str, Vector] = {}
         for name in self.needs:
             vector = update.vectors.get(name)
             if vector is None:
                 raise MissingVector(self._missing(name, update.vectors))
-            sound = _checked(vector, name, self.w.size)
+            sound = checked(vector, name, self.w.size)
             if sound is not vector:
                 ragged[name] = sound
         if ragged:
@@ -347,44 +343,13 @@ class Strategy(ABC):
             )
         for client in first:
             self._require_client(client)
-        return {c: _checked(first[c], f"first gradient of client {c}", length) for c in sorted(first)}
+        return {c: checked(first[c], f"first gradient of client {c}", length) for c in sorted(first)}
 
     def _check_examples(self, examples: Mapping[int, int] | None) -> dict[int, int]:
         for client, count in (examples or {}).items():
             self._require_client(client)
-            _positive(count, f"examples of client {client}")
+            positive(count, f"examples of client {client}")
         return dict(examples or {})
-
-
-def _index(value: Any, what: str, error: type[InputError]) -> int:
-    if type(value) is int:
-        return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise error(f"{what} is {value!r} ({type(value).__name__}); expected an integer") from None
-
-
-def _positive(value: Any, what: str) -> None:
-    if _index(value, what, CountError) < 1:
-        raise CountError(f"{what} is {value}; expected at least 1")
-
-
-def _checked(vector: Any, name: str, length: int | None) -> Vector:
-    """The vector itself if it is sound, a contiguous copy if only its strides are not, an error otherwise."""
-    if not isinstance(vector, np.ndarray):
-        raise VectorError(f"{name} is a {type(vector).__name__}; expected a flat NumPy float32 vector")
-    if vector.dtype != _FLOAT32:
-        raise VectorError(f"{name} has dtype {vector.dtype}; expected float32")
-    if vector.ndim != 1 or (length is None and vector.size == 0):
-        raise VectorError(f"{name} has shape {vector.shape}; expected a flat vector of at least one weight")
-    if length is not None and vector.size != length:
-        raise VectorError(f"{name} has {vector.size} weights; expected {length}")
-    sound = vector if vector.flags.c_contiguous else np.ascontiguousarray(vector)
-    if not kernels.all_finite(sound):
-        bad = int(np.flatnonzero(~np.isfinite(sound))[0])
-        raise VectorError(f"{name} holds {sound[bad]} at position {bad}; expected finite numbers only")
-    return sound
 
 
 def _ids(clients: set[int]) -> Any:
@@ -394,34 +359,3 @@ def _ids(clients: set[int]) -> Any:
 def _frozen(vector: Vector) -> Vector:
     vector.flags.writeable = False
     return vector
-
-
-def _saved(value: Any) -> Any:
-    """A kept attribute as arrays and JSON values; a number per client keeps the order of the clients."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, np.random.Generator):
-        return rng.get_state(value)
-    if isinstance(value, Rows):
-        return value.state_dict()
-    if isinstance(value, dict):
-        return {"ids": np.array(list(value), np.int64), "values": np.array(list(value.values()))}
-    return value
-
-
-def _restored(empty: Any, saved: Any, name: str) -> Any:
-    """The attribute a saved value stands for; `empty` is what a fresh rule holds in its place."""
-    if isinstance(empty, np.ndarray):
-        if saved.shape != empty.shape or saved.dtype != empty.dtype:
-            raise StateError(f"saved {name} is {saved.dtype}{saved.shape}; expected {empty.dtype}{empty.shape}")
-        empty[:] = saved
-        return empty
-    if isinstance(empty, np.random.Generator):
-        rng.set_state(empty, saved)
-        return empty
-    if isinstance(empty, Rows):
-        empty.load_state_dict(saved)
-        return empty
-    if isinstance(empty, dict):
-        return dict(zip(saved["ids"].tolist(), saved["values"].tolist(), strict=True))
-    return saved

@@ -9,7 +9,7 @@ all h start at 0. A client that joins enters N with h = 0; one that leaves takes
 the open round still counts there.
 
 Wang, Y., Cao, Y., Wu, J., Chen, R., Chen, J.: Tackling the Data Heterogeneity in Asynchronous Federated Learning with
-Cached Update Calibration. ICLR 2024. Algorithm a.3 of paper 000 (see `ace`).
+Cached Update Calibration. ICLR 2024. Algorithm a.3 of the ACE paper (see `ace`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
-from ..params import choice, folder, positive
+from ..params import positive
 from ..types import Accumulator, Update
 from .buffered import Buffered, BufferParams
+from .caching import CacheParams
 from .registry import register
 
 
 @dataclass(frozen=True)
-class Ca2flParams(BufferParams):
+class Ca2flParams(CacheParams, BufferParams):
     """Hyper-parameters of ca2fl."""
 
     lr: float = positive(1.0, "eta, server step size")
-    cache: str = choice("dense", ("dense", "disk"), "where the rows h^j are kept")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
 
 
 @register(
@@ -54,9 +53,7 @@ class Ca2fl(Buffered):
 
     def _allocate(self, length: int) -> None:
         super()._allocate(length)
-        made = rows.create(self.p.cache, self.clients, length, folder=self.p.cache_dir)
-        assert isinstance(made, rows.DenseRows)
-        self.rows = made
+        self.rows = rows.exact(self.p.cache, self.clients, length, folder=self.p.cache_dir)
         self.fresh = rows.DenseRows(length)
         self.fresh.require(self.p.buffer)
         self.fresh.prepare(min(self.p.buffer, self.n))

@@ -23,13 +23,14 @@ import numpy as np
 
 from .. import kernels, rng, rows, theorems
 from ..errors import ParameterError
-from ..params import Params, choice, folder, positive, unit, whole
+from ..params import Params, choice, positive, unit, whole
 from ..types import Accumulator, Update, Vector
 from .buffered import Buffered, BufferParams
+from .caching import CacheParams
 
 
 @dataclass(frozen=True)
-class ControlParams(BufferParams):
+class ControlParams(CacheParams, BufferParams):
     """What masfl and adamasfl have in common; S is `buffer`, K is `steps`, T is `rounds`."""
 
     beta: float | None = unit(None, "beta, momentum; None: sqrt(S*K/T)", one=True)
@@ -37,8 +38,6 @@ class ControlParams(BufferParams):
     steps: int = whole(1, "K, local steps, for the theorem's defaults")
     rounds: int = whole(1000, "T, server steps planned, for the theorem's defaults")
     selection: str = choice("arrivals", ("arrivals", "random"), "who contributes to a round")
-    cache: str = choice("dense", ("dense", "disk"), "where the rows are kept")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
 
 
 class ControlVariates(Buffered):
@@ -68,9 +67,7 @@ class ControlVariates(Buffered):
         self.draws = rng.stream(self.seed, self.name, "selection")
 
     def _make_rows(self, clients: set[int] | tuple[int, ...], length: int) -> rows.DenseRows:
-        made = rows.create(self.p.cache, clients, length, folder=self.p.cache_dir)
-        assert isinstance(made, rows.DenseRows)
-        return made
+        return rows.exact(self.p.cache, clients, length, folder=self.p.cache_dir)
 
     def _begin(self) -> None:
         np.divide(self.total, self.n, out=self.g)

@@ -8,7 +8,7 @@ L = 1/(4 eta) unless given, which makes the second line eta/tau_t. With mode "dr
 does not grow. tau_C is the concurrency; unless given, the number of clients present.
 
 Koloskova, A., Stich, S. U., Jaggi, M.: Sharper Convergence Guarantees for Asynchronous SGD for Distributed and
-Federated Learning. NeurIPS 2022. Algorithm a.4 of paper 000 (see `ace`).
+Federated Learning. NeurIPS 2022. Algorithm a.4 of the ACE paper (see `ace`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     on an arrival:    Delta <- Delta + (1 + tau)^(-a) * Delta_i
     at m arrivals:    w^{t+1} = w^t + eta * Delta / m;    Delta <- 0
 
-a = 0 is the form of paper 000 (algorithm a.2), a = 0.5 the original. tau is taken at arrival; the sum is divided by m,
-not by the sum of the weights, and Delta_i is the client's own x_K - w^s, whatever the model is by now.
+a = 0 is the form of the ACE paper (algorithm a.2), a = 0.5 the original. tau is taken at arrival; the sum is divided by
+m, not by the sum of the weights, and Delta_i is the client's own x_K - w^s, whatever the model is by now.
 
 Nguyen, J., Malik, K., Zhan, H., Yousefpour, A., Rabbat, M., Malek, M., Huba, D.: Federated Learning with Buffered
 Asynchronous Aggregation. AISTATS 2022.

@@ -19,24 +19,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from .. import kernels, rows
-from ..params import Params, choice, folder
 from ..types import Accumulator, Receipt, Update, Vector
 from .base import Strategy
+from .caching import CacheParams
 
 _LARGEST_EXPONENT = 40.0
-
-
-@dataclass(frozen=True)
-class LatestModelsParams(Params):
-    """Where the models are kept."""
-
-    cache: str = choice("dense", ("dense", "disk"), "where the models M_j are kept")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
 
 
 class LatestModels(Strategy):
@@ -44,7 +35,7 @@ class LatestModels(Strategy):
 
     needs = ("model",)
     keeps = ("rows", "total", "mass", "base", "stamps", "examples", "reported", "told", "w0")
-    p: LatestModelsParams
+    p: CacheParams
 
     @property
     @abstractmethod
@@ -52,9 +43,7 @@ class LatestModels(Strategy):
         """How fast a model's weight fades per version of age."""
 
     def _allocate(self, length: int) -> None:
-        made = rows.create(self.p.cache, self.clients, length, folder=self.p.cache_dir)
-        assert isinstance(made, rows.DenseRows)
-        self.rows = made
+        self.rows = rows.exact(self.p.cache, self.clients, length, folder=self.p.cache_dir)
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.w0: Vector = kernels.zeros(length, np.float32)
         self.mass = 0.0

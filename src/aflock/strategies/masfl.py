@@ -33,7 +33,7 @@ class MasFlParams(ControlParams):
 
 @register(
     "masfl",
-    paper="Yan et al., Momentum-driven adaptivity (paper 002), algorithm 1",
+    paper="Yan et al., Momentum-driven adaptivity, algorithm 1",
     rule="at S: g <- beta*(diff/S + c) + (1-beta)*g; w <- w - gamma*g; c <- c + diff/n",
     optimum="true",
     params=MasFlParams,

@@ -23,28 +23,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import kernels, rows
-from ..params import Params, choice, folder, unit, whole
+from ..params import choice, unit, whole
 from ..types import Job, Receipt, Update, Vector
 from .base import Strategy
+from .caching import CacheParams
 from .registry import register
 
 _SMALLEST_SCALE = 1e-100
 
 
 @dataclass(frozen=True)
-class MrAsyncFlParams(Params):
+class MrAsyncFlParams(CacheParams):
     """Hyper-parameters of mr-asyncfl."""
 
     gamma: float = unit(0.8, "gamma, weight of the past")
     exchange: str = choice("before", ("before", "after"), "which model answers an upload")
     max_staleness: int | None = whole(None, "largest staleness that is still used; None: any", least=0)
-    cache: str = choice("dense", ("dense", "disk"), "where the models M_j are kept")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
 
 
 @register(
     "mr-asyncfl",
-    paper="MR.AsyncFL (paper 001), algorithm 1",
+    paper="MR.AsyncFL, algorithm 1",
     rule="w <- gamma*(w + c_i*(x_K - M_i)) + (1-gamma)*x_K; M_i <- x_K; c <- gamma*c, c_i += 1-gamma",
     optimum="biased",
     params=MrAsyncFlParams,
@@ -59,9 +58,7 @@ class MrAsyncFl(Strategy):
     latest = -1
 
     def _allocate(self, length: int) -> None:
-        made = rows.create(self.p.cache, self.clients, length, folder=self.p.cache_dir)
-        assert isinstance(made, rows.DenseRows)
-        self.rows = made
+        self.rows = rows.exact(self.p.cache, self.clients, length, folder=self.p.cache_dir)
         self.shares: dict[int, float] = {}
         self.scale = 1.0
         self.previous: Vector = kernels.zeros(length, np.float32)

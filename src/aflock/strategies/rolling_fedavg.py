@@ -4,21 +4,22 @@
 
 M_j = w^0 at the start. It is twafl with decay 0.
 
-Baseline of paper 001 (see `mr-asyncfl`), section 5.3.
+Baseline of the MR.AsyncFL paper (see `mr-asyncfl`), section 5.3.
 """
 
 from __future__ import annotations
 
-from .latest_models import LatestModels, LatestModelsParams
+from .caching import CacheParams
+from .latest_models import LatestModels
 from .registry import register
 
 
 @register(
     "rolling-fedavg",
-    paper="MR.AsyncFL (paper 001), section 5.3",
+    paper="MR.AsyncFL, section 5.3",
     rule="M_i <- x_K; w <- mean of M_j weighted by r_j",
     optimum="step",
-    params=LatestModelsParams,
+    params=CacheParams,
 )
 class RollingFedAvg(LatestModels):
     """The mean of all latest models, age ignored."""

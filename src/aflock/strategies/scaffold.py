@@ -9,7 +9,7 @@ even where the rule rejects its model step, because the client has moved its c_i
 c_i = 0; what one that leaves has put into c stays.
 
 Karimireddy, S. P., Kale, S., Mohri, M., Reddi, S., Stich, S., Suresh, A. T.: SCAFFOLD: Stochastic Controlled Averaging
-for Federated Learning. ICML 2020. Its use under AFL: paper 003, table 3 (see `afa-cd`).
+for Federated Learning. ICML 2020. Its use under AFL: the AFA paper, table 3 (see `afa-cd`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ M_j = w^0 and stamp_j = 0 at the start. decay = 1 - ln 2 is the original (e/2)^(
 
 Chen, Y., Sun, X., Jin, Y.: Communication-Efficient Federated Deep Learning With Layerwise Asynchronous Model Update and
 Temporally Weighted Aggregation. IEEE Transactions on Neural Networks and Learning Systems 31(10), 2020. Baseline of
-paper 001.
+the MR.AsyncFL paper.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import math
 from dataclasses import dataclass
 
 from ..params import non_negative
-from .latest_models import LatestModels, LatestModelsParams
+from .caching import CacheParams
+from .latest_models import LatestModels
 from .registry import register
 
 
 @dataclass(frozen=True)
-class TwaflParams(LatestModelsParams):
+class TwaflParams(CacheParams):
     """Hyper-parameters of twafl."""
 
     decay: float = non_negative(1.0 - math.log(2.0), "decay per version of age")

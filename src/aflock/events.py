@@ -1,0 +1,38 @@
+"""What the coordinator says happened: one event for everything, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "refuse", "flush"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened, in the order it happened."""
+
+    kind: Kind
+    time: float
+    server: int
+    """The server's version after the event."""
+    client: int | None = None
+    version: int | None = None
+    """The version of the client's job."""
+    job: int | None = None
+    steps: int | None = None
+    examples: int | None = None
+    staleness: int | None = None
+    outcome: str = ""
+    reason: str = ""
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An open job: what was handed to a client and when."""
+
+    job: int
+    version: int
+    first: bool
+    time: float

@@ -1,0 +1,41 @@
+"""How much memory there is, and sizes in words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def available() -> int:
+    """Bytes this process can still take without swapping, control-group limit included; 2^62 where nobody knows."""
+    return min(_system_memory(), _group_memory())
+
+
+def _system_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:  # no /proc: the whole memory is the best bound to be had
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 2**62
+
+
+def _group_memory() -> int:
+    group = Path("/sys/fs/cgroup")
+    try:
+        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):  # no control group, or no limit ("max")
+        return 2**62
+
+
+def human(size: float) -> str:
+    """A number of bytes with a unit a person reads."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

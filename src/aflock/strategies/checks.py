@@ -1,0 +1,49 @@
+"""The checks at a rule's door: each returns what it was given, or says in one sentence what was wrong with it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from .. import kernels
+from ..errors import CountError, InputError, VectorError
+from ..types import Vector
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+def index(value: Any, what: str, error: type[InputError]) -> int:
+    """An integer, whatever its type calls itself."""
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise error(f"{what} is {value!r} ({type(value).__name__}); expected an integer") from None
+
+
+def positive(value: Any, what: str) -> None:
+    """An integer of at least one."""
+    if index(value, what, CountError) < 1:
+        raise CountError(f"{what} is {value}; expected at least 1")
+
+
+def checked(vector: Any, name: str, length: int | None) -> Vector:
+    """The vector itself if it is sound, a copy if only its layout in memory is not, an error otherwise."""
+    if not isinstance(vector, np.ndarray):
+        raise VectorError(f"{name} is a {type(vector).__name__}; expected a flat NumPy float32 vector")
+    if vector.dtype != _FLOAT32:
+        raise VectorError(f"{name} has dtype {vector.dtype}; expected float32")
+    if vector.ndim != 1 or (length is None and vector.size == 0):
+        raise VectorError(f"{name} has shape {vector.shape}; expected a flat vector of at least one weight")
+    if length is not None and vector.size != length:
+        raise VectorError(f"{name} has {vector.size} weights; expected {length}")
+    sound = vector if type(vector) is np.ndarray else vector.view(np.ndarray)
+    if not (sound.flags.c_contiguous and sound.flags.aligned):
+        sound = np.array(sound)
+    if not kernels.all_finite(sound):
+        bad = int(np.flatnonzero(~np.isfinite(sound))[0])
+        raise VectorError(f"{name} holds {sound[bad]} at position {bad}; expected finite numbers only")
+    return sound

@@ -9,6 +9,14 @@ DEV    := $(VENV)/.installed-dev
 INPUTS := pyproject.toml constraints.txt
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# An environment that does not run (a moved clone, an upgraded Python) is made anew.
+ifneq ($(shell $(BIN)/aflock --version >/dev/null 2>&1 && echo works),works)
+$(shell rm -f $(STAMP) $(DEV))
+ifneq ($(shell $(BIN)/python -c '' 2>/dev/null && echo works),works)
+$(shell rm -rf $(VENV))
+endif
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench figures format clean
 

@@ -6,7 +6,6 @@ Heavy modules are imported by the command that needs them, so that `aflock --hel
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -50,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="print the rules with their papers and parameters")
+    listing = commands.add_parser("list", help="print the rules with their papers, parameters and defaults")
     listing.add_argument("what", choices=["strategies", "local"], help="server rules or client rules")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
@@ -89,14 +88,23 @@ def _list(options: argparse.Namespace) -> int:
 
 def _entry_text(entry: dict[str, Any]) -> str:
     lines = [f"{entry['name']}", f"    {entry['rule']}", f"    {entry['paper']}"]
-    if entry.get("needs"):
+    if "needs" in entry:
         opening = "; first: every client's gradient at w0" if entry["first"] else ""
         lines.append(f"    needs: {', '.join(entry['needs'])}{opening}")
+        lines.append(f"    uneven clients: {_ENDS[entry['optimum']]}")
     for parameter in entry["parameters"]:
         default = parameter["default"]
         shown = f"{default:.6g}" if isinstance(default, float) else str(default)
-        lines.append(f"      {parameter['name'] + '=' + shown:<24} {parameter['help']}")
+        text = f"{parameter['help']} ({parameter['expected']})"
+        lines.append(f"      {parameter['name'] + '=' + shown:<24} {text}")
     return "\n".join(lines)
+
+
+_ENDS = {
+    "true": "reaches the optimum of all of them",
+    "step": "reaches the optimum of all of them, to the order of its step",
+    "biased": "ends nearer to what the fast ones want",
+}
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -119,13 +127,12 @@ def _bench(options: argparse.Namespace) -> int:
     def progress(text: str) -> None:
         print(f"bench: {text}", file=sys.stderr, flush=True)
 
-    with contextlib.ExitStack() as stack:
-        # Opened first: a place that cannot be written to should not cost a measurement.
-        file = stack.enter_context(open(options.out, "a", encoding="utf-8")) if options.out else None
-        report = server.measure(quick=options.quick, progress=progress)
-        document = json.dumps(report, indent=2)
-        if file:
-            file.truncate(0)
+    if options.out and not os.access(os.path.dirname(options.out) or ".", os.W_OK):
+        raise NotADirectoryError(f"{options.out} cannot be written: its folder does not exist or is read-only")
+    report = server.measure(quick=options.quick, progress=progress)
+    document = json.dumps(report, indent=2)
+    if options.out:
+        with open(options.out, "w", encoding="utf-8") as file:
             file.write(document + "\n")
     print(document if options.json else server.table(report))
     return 0

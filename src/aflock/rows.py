@@ -64,6 +64,7 @@ class Rows(ABC):
     """One row per client. All arithmetic on rows happens here, so that a rule need not know how they are stored."""
 
     kind: ClassVar[str]
+    _advice: ClassVar[str]
 
     def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
         self.length = length
@@ -87,8 +88,7 @@ class Rows(ABC):
         if need > free:
             raise DoesNotFit(
                 f"{clients} {self.kind} rows of {self.length} weights need {human(need)}, but {self._where()} has "
-                f'{human(free)} free; use cache="int8" (1.02 bytes per weight) or cache="disk" where the rule offers '
-                "it, fewer clients, or a smaller model"
+                f"{human(free)} free; use {self._advice}fewer clients or a smaller model"
             )
 
     def reserve(self, clients: int) -> None:
@@ -163,6 +163,7 @@ class DenseRows(Rows):
     """float32 in memory: exact, 4 bytes per weight."""
 
     kind = "dense"
+    _advice = 'cache="disk", or cache="int8" where the rule has it, '
 
     def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
         super().__init__(length, seed=seed, folder=folder)
@@ -246,6 +247,7 @@ class DiskRows(DenseRows):
     """
 
     kind = "disk"
+    _advice = "another cache_dir, "
 
     def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
         super().__init__(length, seed=seed, folder=folder)
@@ -324,6 +326,7 @@ class Int8Rows(Rows):
     """
 
     kind = "int8"
+    _advice = 'cache="disk", '
 
     def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
         super().__init__(length, seed=seed, folder=folder)

@@ -11,6 +11,7 @@ A pick costs O(1), or O(log n) for "biased" and "all". Policies know no rule and
 from __future__ import annotations
 
 import heapq
+import numbers
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -108,8 +109,8 @@ class Pool:
             self._place[last] = hole
 
     def pick(self, draws: np.random.Generator) -> int:
-        """A uniformly random item."""
-        return self.items[int(draws.integers(len(self.items)))]
+        """A uniformly random item (to 53 bits: several times as fast as an exact bounded integer)."""
+        return self.items[int(draws.random() * len(self.items))]
 
 
 class Uniform(Selection):
@@ -213,8 +214,8 @@ class Biased(Selection):
     def __init__(self, draws: np.random.Generator, weights: Mapping[int, float]) -> None:
         super().__init__(draws)
         for client, weight in weights.items():
-            if not 0 <= weight < float("inf"):
-                raise ParameterError(f"the probability of client {client} is {weight}; expected a number of at least 0")
+            if not _is_weight(weight):
+                raise ParameterError(f"the probability of client {client} is {weight!r}; expected at least 0")
         total = sum(weights.values())
         if not total > 0:
             raise ParameterError("all probabilities are zero; expected at least one above")
@@ -312,3 +313,7 @@ class All(Selection):
         self._idle = set(state["idle"].tolist())
         self._queued = set(self._idle)
         self._heap = sorted(self._idle)
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, numbers.Real) and 0 <= float(value) < float("inf")

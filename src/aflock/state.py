@@ -42,6 +42,8 @@ def save(path: str | Path, state: State) -> None:
     document = _split(state, "", arrays)
     arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))  # wide first: every array is aligned
     header = _header(arrays, json.dumps({"format": _FORMAT, "state": document}))
+    if not target.parent.is_dir():
+        raise StateError(f"the folder {target.parent} does not exist; make it before saving there")
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -49,6 +51,7 @@ def save(path: str | Path, state: State) -> None:
             for array in arrays.values():
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_umask())  # mkstemp is stricter than the user asked for
             os.fsync(file.fileno())
         os.replace(name, target)
     except BaseException:
@@ -115,6 +118,12 @@ def _entries(arrays: dict[str, npt.NDArray[Any]]) -> Iterator[tuple[str, dict[st
         end = offset + array.nbytes
         yield name, {"dtype": code, "shape": list(array.shape), "data_offsets": [offset, end]}
         offset = end
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _sync_folder(folder: Path) -> None:

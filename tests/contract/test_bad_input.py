@@ -57,7 +57,12 @@ BAD: list[tuple[str, Spoil, type[Exception], str]] = [
     ("no vector", lambda u: replace(u, vectors={}), errors.MissingVector, "needs the vector .*carries none"),
     ("stranger", lambda u: replace(u, client=N), errors.UnknownClient, f"client {N} is not in the federation of {N}"),
     ("negative client", lambda u: replace(u, client=-1), errors.UnknownClient, "client -1 is not"),
-    ("client by name", lambda u: spoilt(u, client="a"), errors.UnknownClient, "client 'a' is not"),
+    ("client by name", lambda u: spoilt(u, client="a"), errors.UnknownClient, r"client is 'a' \(str\); expected an"),
+    ("client True", lambda u: spoilt(u, client=True), errors.UnknownClient, "expected an integer"),
+    ("client 1.0", lambda u: spoilt(u, client=1.0), errors.UnknownClient, "expected an integer"),
+    ("a list as client", lambda u: spoilt(u, client=[1]), errors.UnknownClient, "expected an integer"),
+    ("True steps", lambda u: spoilt(u, steps=True), errors.CountError, "expected an integer"),
+    ("no dictionary", lambda u: spoilt(u, vectors=None), errors.InputError, "vectors is a NoneType; expected a dict"),
     (
         "future",
         lambda u: replace(u, version=10**6),
@@ -233,7 +238,7 @@ def test_unknown_names_name_the_nearest() -> None:
 
 @pytest.mark.parametrize("clients", [0, -1, 2.0, True, None])
 def test_a_federation_needs_clients(clients: Any) -> None:
-    with pytest.raises(errors.ParameterError, match="expected a positive integer"):
+    with pytest.raises(errors.ParameterError, match=r"clients is .*; expected an? (positive )?integer"):
         strategies.create("asgd", clients=clients)
 
 

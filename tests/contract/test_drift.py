@@ -37,7 +37,7 @@ def test_a_million_arrivals() -> None:
 
 
 def test_small_steps_are_not_lost() -> None:
-    """A million steps of 1e-8 move a weight of 1 by 0.01; plain float32 would not move at all."""
+    """A hundred thousand steps of 1e-8 move a weight of 1 by 0.001; plain float32 would not move at all."""
     w, low = np.ones(1, np.float32), np.zeros(1, np.float32)
     step = np.ones(1, np.float32)
     for _ in range(100_000):

@@ -15,11 +15,7 @@ LENGTH = 50_000
 CLIENTS = 4
 
 
-def steady(case: Case) -> bool:
-    return "+scaffold" not in case.name
-
-
-@pytest.mark.parametrize("case", [c for c in all_cases() if steady(c)], ids=str)
+@pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_receive_allocates_nothing_of_size_d(case: Case) -> None:
     params = {key: min(value, CLIENTS) if key == "buffer" else value for key, value in case.params.items()}
     s = Case(case.name, params).create(clients=CLIENTS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aflock import errors, strategies
+from aflock import Update, errors, state, strategies
 from aflock.strategies.base import Strategy
 
 from .cases import Arrivals, Case, D, N, all_cases, start, vector
@@ -34,10 +35,32 @@ def test_coming_and_going_keeps_every_rule_alive(case: Case) -> None:
     start(s)
     wander(s, 1)
     assert np.isfinite(s.model).all()
+    _same_as_reloaded(case, s)
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_a_state_loads_whoever_has_left_and_its_jobs_are_the_same(case: Case) -> None:
+    """Down to one client, far below any buffer; with jobs handed out before and after every departure."""
+    s = case.create()
+    start(s)
+    for client in range(N - 1):
+        s.receive(Arrivals(3).update(s, client))
+        s.job(N - 1)
+        s.leave(client)
+        _same_as_reloaded(case, s)
+
+
+def _same_as_reloaded(case: Case, s: Strategy) -> None:
     other = case.create()
     other.load_state_dict(s.state_dict())
     assert other.clients == s.clients
     assert digest(other.state_dict()) == digest(s.state_dict())
+    for client in s.clients:
+        mine, theirs = s.job(client), other.job(client)
+        assert mine.version == theirs.version
+        assert np.array_equal(mine.model, theirs.model)
+        assert mine.extras.keys() == theirs.extras.keys()
+        assert all(np.array_equal(mine.extras[name], theirs.extras[name]) for name in mine.extras)
 
 
 SUMS = ["ace", "afa-cs", "ca2fl", "masfl", "adamasfl", "aced"]
@@ -66,8 +89,6 @@ def test_ace_averages_over_the_clients_present() -> None:
     assert s.model[0] == -2  # minus the mean of 1, 2, 3
     s.join(3, first=6 * one)
     assert s.model[0] == -2  # joining changes the mean, not the model
-    from aflock import Update
-
     s.receive(Update(1, 1, {"gradient": 2 * one}))
     assert s.model[0] == -5  # minus the mean of 1, 2, 3, 6
     s.leave(0)
@@ -82,8 +103,6 @@ def test_latest_models_without_the_departed(decay: float) -> None:
     """The heaviest client leaves: what remains must keep its digits."""
     s: Any = strategies.create("twafl", clients=4, decay=decay)
     s.start(np.zeros(2, np.float32), examples={0: 1, 1: 2, 2: 3, 3: 4})
-    from aflock import Update
-
     models = {c: np.array([c + 1.0, -c], np.float32) for c in range(4)}
     for c in range(4):
         s.receive(Update(c, 0, {"model": models[c]}, 1, c + 1))
@@ -95,15 +114,15 @@ def test_latest_models_without_the_departed(decay: float) -> None:
     np.testing.assert_allclose(s.model, exact, rtol=1e-6)
 
 
-def test_twafl_survives_a_million_arrivals_without_overflow() -> None:
-    from aflock import Update
-
+def test_twafl_survives_many_arrivals_without_overflow() -> None:
+    """Clients 0, 1, 2 in turn with models 1, 2, 4 and ages 2, 1, 0; exp(0.5 * 30,000) is far beyond any float."""
     s = strategies.create("twafl", clients=3, decay=0.5)
     s.start(np.zeros(1, np.float32))
-    x = np.ones(1, np.float32)
-    for position in range(100_000):  # exp(0.5 * 100,000) is far beyond any float
-        s.receive(Update(position % 3, s.version, {"model": x}))
-    assert s.model[0] == 1.0
+    models = [np.full(1, x, np.float32) for x in (1, 2, 4)]
+    for position in range(30_000):
+        s.receive(Update(position % 3, s.version, {"model": models[position % 3]}))
+    weights = np.exp([-1.0, -0.5, 0.0])
+    assert s.model[0] == pytest.approx(weights @ [1, 2, 4] / weights.sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=str)
@@ -114,7 +133,7 @@ def test_bad_joins_and_departures(case: Case) -> None:
     g = np.ones(D, np.float32)
     with pytest.raises(errors.DuplicateClient, match="client 3 is in the federation already"):
         s.join(3, first=g if s.first else None)
-    with pytest.raises(errors.UnknownClient, match="client 99"):
+    with pytest.raises(errors.UnknownClient, match="client 99 is not"):
         s.leave(99)
     if s.first:
         with pytest.raises(errors.FirstGradients, match="needs client 9's gradient"):
@@ -128,8 +147,6 @@ def test_bad_joins_and_departures(case: Case) -> None:
 
 
 def test_a_cohort_does_not_wait_for_the_departed() -> None:
-    from aflock import Update
-
     s = strategies.create("fedavg", clients=3)
     s.start(np.zeros(1, np.float32))
     for c, x in ((0, 2.0), (1, 4.0)):
@@ -148,3 +165,84 @@ def test_leaving_during_the_opening() -> None:
     s.leave(2)
     assert s.started
     assert s.model[0] == -3
+
+
+def test_masfl_without_a_client_that_leaves_in_the_middle_of_a_round() -> None:
+    """First 0, 1, 3; client 0 sends 12 and leaves: c is the mean of 1 and 3, and the 12 goes with its sender."""
+    s = strategies.create("masfl", clients=3, buffer=2, beta=0.5, gamma=1.0)
+    one = np.ones(1, np.float32)
+    s.start(0 * one, first={0: 0 * one, 1: 1 * one, 2: 3 * one})
+    s.receive(Update(0, 0, {"gradient": 12 * one}))
+    s.leave(0)
+    assert s.job(1).extras["momentum"][0] == pytest.approx(0.5 * 2 + 0.5 * 4 / 3)
+    s.receive(Update(1, 0, {"gradient": 5 * one}))  # diff = 5 - 1; g = 0.5*(4/2 + 2) + 0.5*4/3
+    assert s.model[0] == pytest.approx(-(0.5 * 4 + 0.5 * 4 / 3))
+
+
+def test_a_newcomer_does_not_drag_the_mean_of_models_back_to_the_start() -> None:
+    s = strategies.create("rolling-fedavg", clients=1)
+    x = np.full(1, 10, np.float32)
+    s.start(0 * x)
+    s.receive(Update(0, 0, {"model": x}))
+    s.join(1)
+    s.receive(Update(0, 1, {"model": x}))
+    assert s.model[0] == 10
+    s.receive(Update(1, 1, {"model": 2 * x}))
+    assert s.model[0] == 15
+
+
+def test_a_departure_with_client_memory_during_the_opening() -> None:
+    """Its gradient and its place in n stay: -(10 + 2)/2."""
+    s = strategies.create("ace", clients=2, lr=1.0, memory="client")
+    one = np.ones(1, np.float32)
+    s.open(0 * one)
+    s.offer(0, 10 * one)
+    s.leave(0)
+    s.offer(1, 2 * one)
+    assert s.model[0] == -6
+
+
+def test_the_departed_do_not_fill_a_seat_in_the_cohort() -> None:
+    """Client 0 reports and leaves; its model counts, but the round still waits for 1 and 2."""
+    s = strategies.create("fedavg", clients=3)
+    one = np.ones(1, np.float32)
+    s.start(0 * one)
+    s.receive(Update(0, 0, {"model": 3 * one}))
+    s.leave(0)
+    assert s.receive(Update(1, 0, {"model": 6 * one})).buffered
+    assert s.receive(Update(2, 0, {"model": 9 * one})).applied
+    assert s.model[0] == 6
+
+
+def test_scaffold_keeps_the_departed_in_its_mean() -> None:
+    s = strategies.create("afa-cd+scaffold", clients=2, buffer=1)
+    one = np.ones(1, np.float32)
+    s.start(0 * one)
+    for client in (0, 1):
+        s.receive(Update(client, 0, {"gradient": one, "control": one}))
+    assert s.job(1).extras["control"][0] == 1
+    s.leave(0)
+    assert s.job(1).extras["control"][0] == 1
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_numpys_numbers_do_not_enter_the_state(case: Case, tmp_path: Path) -> None:
+    """Clients, versions and counts as NumPy integers: the same bits, and a state that can be saved."""
+    a, b = case.create(), case.create()
+    start(a)
+    start(b)
+    for position in range(30):
+        u = Arrivals(4).update(a, position)
+        a.receive(u)
+        b.receive(Update(np.int64(u.client), np.int32(u.version), u.vectors, np.int16(u.steps), np.int32(u.examples)))  # type: ignore[arg-type]
+    state.save(tmp_path / "s", b.state_dict())
+    assert digest(a.state_dict()) == digest(b.state_dict())
+
+
+def test_examples_do_not_overflow() -> None:
+    s = strategies.create("fedavg", clients=2)
+    one = np.ones(1, np.float32)
+    s.start(0 * one)
+    for client in (0, 1):
+        s.receive(Update(client, 0, {"model": one}, 1, np.int32(2**31 - 1)))  # type: ignore[arg-type]
+    assert s.model[0] == 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aflock import Update, local, strategies
+from aflock import Receipt, Update, local, strategies
 from aflock.models.quadratic import Quadratics
 
 N, D, ETA, STEPS = 5, 4, 0.05, 3
@@ -26,7 +26,7 @@ def test_the_server_holds_the_mean_of_the_clients_control_variates(name: str, pa
         job = s.job(client)
         task = local.Task(lambda x, k, c=client: problem.gradient(c, x))  # type: ignore[misc]
         done = rule.train(job, task, STEPS, needs=s.needs, memory=memories[client])
-        s.receive(Update(client, job.version, done.vectors, done.steps))
+        done.keep(memories[client], s.receive(Update(client, job.version, done.vectors, done.steps)))
         if not s.pending:
             mean = sum(m.get("control", np.zeros(D)) for m in memories) / N
             np.testing.assert_allclose(s.job(0).extras["control"], mean, rtol=1e-5, atol=1e-6)
@@ -49,6 +49,10 @@ def test_the_clients_half_by_hand() -> None:
     assert done.vectors["model"][0] == pytest.approx(x2, rel=1e-6)
     change = -0.5 + (1 - x2) / (2 * 0.1)
     assert done.vectors["control"][0] == pytest.approx(change, rel=1e-5)
+    assert memory["control"][0] == 0.25  # until the server has taken the update
+    done.keep(memory, Receipt("rejected", 0))
+    assert memory["control"][0] == 0.25
+    done.keep(memory, Receipt("buffered", 0))
     assert memory["control"][0] == pytest.approx(0.25 + change, rel=1e-5)
 
 
@@ -64,7 +68,7 @@ def test_scaffold_removes_the_drift_of_many_local_steps() -> None:
             for client in range(N):
                 task = local.Task(lambda x, k, c=client: problem.gradient(c, x))  # type: ignore[misc]
                 done = rule.train(s.job(client), task, 20, needs=s.needs, memory=memories[client])
-                s.receive(Update(client, s.version, done.vectors, done.steps))
+                done.keep(memories[client], s.receive(Update(client, s.version, done.vectors, done.steps)))
         return float(np.linalg.norm(s.model - problem.optimum))
 
     assert final("fedbuff", "sgd") > 0.01

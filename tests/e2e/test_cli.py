@@ -88,9 +88,11 @@ def test_wrong_usage_is_exit_code_2() -> None:
 
 def test_demo() -> None:
     text = run("demo").stdout
-    verdicts = {line.split()[0]: line.split()[2] for line in text.splitlines()[4:]}
+    rows = text[text.index("settings\n") :].splitlines()[1:]
+    verdicts = {row.split()[0]: "optimum" if row.split()[2] == "optimum" else "biased" for row in rows}
     assert set(verdicts) == set(strategies.names())
     assert verdicts == {e.name: "biased" if e.optimum == "biased" else "optimum" for e in strategies.entries()}
+    assert "tau_algo=2" in text
 
 
 def test_demo_as_json() -> None:
@@ -113,7 +115,7 @@ def test_bench_prints_a_table_and_json(tmp_path: Path) -> None:
 def test_bench_refuses_a_place_it_cannot_write_to_before_it_measures(tmp_path: Path) -> None:
     started = time.monotonic()
     done = run("bench", "server", "--out", str(tmp_path / "no" / "bench.json"), code=1)
-    assert "No such file or directory" in done.stderr
+    assert "cannot be written: its folder does not exist" in done.stderr
     assert "Traceback" not in done.stderr
     assert "bench:" not in done.stderr, f"it measured for {time.monotonic() - started:.0f} s first"
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aflock import Job, Update, errors, state, strategies
+from aflock import Job, Update, errors, local, state, strategies
 from aflock.coordinator import Coordinator
 from aflock.events import Event
+from contract.continuation import digest
 
 ONE = np.ones(2, np.float32)
 
@@ -162,7 +163,7 @@ def test_joining_a_rule_that_needs_first_gradients() -> None:
     c, events = made("ace", 2, lr=1.0)
     for job in c.dispatch(0.0):
         c.push(answer(job, "gradient", value=1.0), 0.0)
-    c.join(7, 1.0, examples=5)
+    c.join(7, 1.0)
     assert c.strategy.n == 2
     opening = c.pull(7, 2.0)
     assert opening is not None
@@ -282,7 +283,7 @@ def test_a_lost_cohort_member_is_replaced_by_another_client() -> None:
 
 def test_afl_is_fair_by_default() -> None:
     c, _ = made("afl", 6, buffer=4, buffer_min=1)
-    assert c.policy == "fair"
+    assert c.selection == "fair"
     counts: Counter[int] = Counter()
     for now in range(100):
         for job in c.dispatch(float(now)):
@@ -293,7 +294,7 @@ def test_afl_is_fair_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("options", "clients"),
-    [({"policy": "all"}, [0, 1, 2]), ({"policy": "all", "concurrency": 2}, [0, 1])],
+    [({"selection": "all"}, [0, 1, 2]), ({"selection": "all", "concurrency": 2}, [0, 1])],
 )
 def test_the_policy_all(options: dict[str, Any], clients: list[int]) -> None:
     c, _ = made("asgd", 3, options=options)
@@ -330,7 +331,7 @@ def test_bad_settings() -> None:
         with pytest.raises(errors.ParameterError, match="expected an integer of at least"):
             Coordinator(s, **options)
     with pytest.raises(errors.ParameterError, match="expected one of uniform"):
-        Coordinator(s, policy="any")
+        Coordinator(s, selection="any")
     with pytest.raises(errors.OrderError, match="call start"):
         Coordinator(s).pull(0, 0.0)
 
@@ -345,7 +346,7 @@ def test_going_on_from_a_saved_state(name: str, policy: str, tmp_path: Any) -> N
     _drive(cut, 0, 60)
     state.save(tmp_path / "s", cut.state_dict())
     events: list[Event] = []
-    resumed = Coordinator(strategies.create(name, clients=6, **_small(name)), concurrency=4, policy=policy,
+    resumed = Coordinator(strategies.create(name, clients=6, **_small(name)), concurrency=4, selection=policy,
                           on_event=events.append)  # fmt: skip
     resumed.load_state_dict(state.load(tmp_path / "s"))
     _drive(resumed, 60, 120)
@@ -359,7 +360,7 @@ def _small(name: str) -> dict[str, Any]:
 
 
 def _federation(name: str, policy: str) -> tuple[Coordinator, list[Event]]:
-    return made(name, 6, options={"concurrency": 4, "policy": policy}, **_small(name))
+    return made(name, 6, options={"concurrency": 4, "selection": policy}, **_small(name))
 
 
 def _drive(c: Coordinator, begin: int, end: int) -> None:
@@ -384,5 +385,132 @@ def _drive(c: Coordinator, begin: int, end: int) -> None:
 
 def test_a_state_with_another_policy_is_refused() -> None:
     a, _ = made("asgd", 2)
-    with pytest.raises(errors.StateError, match="saved with policy 'uniform'; expected 'all'"):
-        Coordinator(strategies.create("asgd", clients=2), policy="all").load_state_dict(a.state_dict())
+    with pytest.raises(errors.StateError, match="saved with selection 'uniform'; expected 'all'"):
+        Coordinator(strategies.create("asgd", clients=2), selection="all").load_state_dict(a.state_dict())
+
+
+def test_refused_calls_change_nothing_not_even_the_clock() -> None:
+    c, events = made("ace", 2)
+    for job in c.dispatch(0.0):
+        c.push(answer(job, "gradient"), 0.0)
+    c.pull(0, 1.0)
+    before = digest(c.state_dict())
+    bad: list[Any] = [
+        lambda: c.pull(7, 9.0),
+        lambda: c.pull([1], 9.0),  # type: ignore[arg-type]
+        lambda: c.leave(7, 9.0),
+        lambda: c.drop(1, 9.0),
+        lambda: c.reset(1, 9.0),
+        lambda: c.join(-5, 9.0),
+        lambda: c.join("a", 9.0),  # type: ignore[arg-type]
+        lambda: c.join(2.5, 9.0),  # type: ignore[arg-type]
+        lambda: c.join(1, 9.0),
+        lambda: c.push(Update(0, 1, {"gradient": np.nan * ONE}), 9.0),
+        lambda: c.push(Update(0, 1, {"gradient": ONE}, steps=0), 9.0),
+        lambda: c.push(Update([0], 1, {"gradient": ONE}), 9.0),  # type: ignore[arg-type]
+        lambda: c.push({"client": 0}, 9.0),  # type: ignore[arg-type]
+    ]
+    for call in bad:
+        count = len(events)
+        with pytest.raises(errors.InputError):
+            call()
+        assert [e.kind for e in events[count:]] == ["refuse"]
+        assert digest(c.state_dict()) == before
+    for time in (None, "1", True, math.inf):
+        with pytest.raises(errors.InputError, match=r"time .* is not valid"):
+            c.pull(1, time)  # type: ignore[arg-type]
+    assert digest(c.state_dict()) == before
+
+
+def test_the_first_job_is_checked_like_any_other() -> None:
+    c, _ = made("ace", 1)
+    job = c.pull(0, 0.0)
+    with pytest.raises(errors.CountError, match="steps is 0"):
+        c.push(answer(job, "gradient", steps=0), 1.0)
+    with pytest.raises(errors.MissingVector, match="lacks the vector 'gradient'"):
+        c.push(answer(job, "delta"), 1.0)
+    assert c.push(answer(job, "gradient"), 1.0).applied
+
+
+def test_a_discarded_client_restarts_from_the_current_model_whatever_the_exchange() -> None:
+    c, _ = made("mr-asyncfl", 1, max_staleness=0, exchange="before")
+    outcomes = []
+    for now in range(6):
+        job = c.pull(0, float(now))
+        assert job is not None
+        outcomes.append((job.version, c.push(answer(job), float(now)).outcome))
+    assert outcomes == [
+        (0, "applied"), (0, "rejected"), (1, "applied"), (1, "rejected"), (2, "applied"), (2, "rejected"),
+    ]  # fmt: skip
+
+
+def test_a_reset_starts_from_the_current_model_whatever_the_exchange() -> None:
+    c, _ = made("mr-asyncfl", 2, exchange="before")
+    c.push(answer(c.pull(0, 0.0)), 1.0)
+    assert c.pull(0, 1.0).version == 0  # type: ignore[union-attr]
+    assert c.reset(0, 2.0).version == 1
+
+
+def test_client_memory_survives_discarded_and_lost_updates() -> None:
+    """What the server adds up stays what the client believes it has told, whatever is thrown away."""
+    strategy: Any = strategies.create("ace", clients=2, memory="client")
+    c = Coordinator(strategy, max_staleness=1)
+    c.start(0 * ONE)
+    rule, memories, draws = local.create("sgd"), [dict[str, Any](), dict[str, Any]()], np.random.default_rng(0)
+    held: list[tuple[Job, local.Trained]] = []
+    for now in range(200):
+        for job in c.dispatch(float(now)):
+            g = draws.standard_normal(2).astype(np.float32)
+            task = local.Task(lambda x, k, g=g: g)  # type: ignore[misc]
+            held.append((job, rule.train(job, task, needs=("gradient",), changes=strategy.changes,
+                                         memory=memories[job.client])))  # fmt: skip
+        job, done = held.pop(int(draws.integers(len(held))))
+        if not c.opening and draws.random() < 0.3:
+            c.drop(job.client, float(now))
+            continue
+        receipt = c.push(Update(job.client, job.version, done.vectors, job=job.id), float(now))
+        done.keep(memories[job.client], receipt)
+        if not c.opening:
+            np.testing.assert_allclose(strategy.total, sum(m["told gradient"] for m in memories), atol=1e-9)
+
+
+def test_clients_without_a_probability_still_answer_their_first_job() -> None:
+    c, _ = made("ace", 2, options={"probabilities": {0: 1.0, 1: 0.0}})
+    for job in c.dispatch(0.0):
+        c.push(answer(job, "gradient"), 0.0)
+    assert not c.opening
+    c.join(5, 1.0)
+    assert {job.client for job in c.dispatch(1.0)} == {0, 5}
+
+
+def test_probabilities_that_can_never_fill_a_cohort_are_refused() -> None:
+    with pytest.raises(errors.ParameterError, match="only 1 clients have a probability above 0, but a round takes 2"):
+        Coordinator(strategies.create("fedavg", clients=2), probabilities={0: 1.0})
+
+
+def test_a_damaged_state_changes_nothing() -> None:
+    c, _ = made("asgd", 3)
+    c.pull(0, 1.0)
+    saved = c.state_dict()
+    c.push(Update(0, 0, {"gradient": ONE}), 2.0)
+    before = digest(c.state_dict())
+    for part in ("selection", "open", "strategy", "first"):
+        broken = {**saved, part: {}}
+        with pytest.raises(errors.StateError):
+            c.load_state_dict(broken)
+        assert digest(c.state_dict()) == before
+    c.load_state_dict(saved)
+    assert c.strategy.version == 0
+
+
+def test_everyone_leaves_during_the_opening_and_others_come() -> None:
+    c, _ = made("ace", 2, lr=1.0)
+    c.dispatch(0.0)
+    c.leave(0, 1.0)
+    c.leave(1, 1.0)
+    assert c.opening
+    c.join(5, 2.0)
+    (job,) = c.dispatch(2.0)
+    assert job.first
+    assert c.push(answer(job, "gradient", value=3.0), 3.0).applied
+    assert c.strategy.model[0] == -3

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aflock import Job, Update, errors, local, strategies
+from aflock import Job, Receipt, Update, errors, local, strategies
 from aflock.types import Vector
 
 
@@ -20,6 +20,7 @@ def job(model: Vector, **extras: Vector) -> Job:
     return Job(0, 0, model, extras)
 
 
+TAKEN = Receipt("applied", 0)
 QUADRATIC = local.Task(lambda x, k: x.copy())  # F(x) = x^2/2
 SLOPE = local.Task(lambda x, k: np.full_like(x, k + 1.0))  # gradient 1, 2, 3 ... whatever x
 
@@ -80,6 +81,7 @@ def test_masfl_by_hand() -> None:
     rule = local.create("masfl", beta=0.5, eta_l=0.1)
     done = rule.train(job(v(1), momentum=v(10)), SLOPE, 2, memory=memory)
     assert done.vectors["model"][0] == pytest.approx(1 - 0.1 * 8.5 - 0.1 * 9, rel=1e-6)
+    done.keep(memory, TAKEN)
     assert memory["gradient"][0] == 1.5
 
 
@@ -122,6 +124,8 @@ def test_the_first_job_samples_without_moving() -> None:
     done = local.create("masfl", beta=0.5).train(opening, local.Task(lambda x, k: x + k), 3, memory=memory)
     assert (done.vectors["gradient"][0], done.steps) == (4.0, 3)
     assert set(done.vectors) == {"gradient"}
+    assert memory == {}
+    done.keep(memory, TAKEN)
     assert memory["gradient"][0] == 4.0
 
 
@@ -132,10 +136,12 @@ def test_client_memory_sends_changes_that_never_drift() -> None:
     gradients = (1e4 * draws.standard_normal((1000, 3))).astype(np.float32)
     opening = Job(0, 0, v(0, 0, 0), first=True)
     done = rule.train(opening, local.Task(lambda x, k: gradients[0]), changes=("gradient",), memory=memory)
+    done.keep(memory, TAKEN)
     told = done.vectors["gradient"].astype(np.float64)
     for g in gradients[1:]:
         task = local.Task(lambda x, k, g=g: g)  # type: ignore[misc]
         done = rule.train(job(v(0, 0, 0)), task, needs=("gradient",), changes=("gradient",), memory=memory)
+        done.keep(memory, TAKEN)
         told += done.vectors["gradient"]
         np.testing.assert_allclose(told, g, rtol=1e-6, atol=2e-3)
     np.testing.assert_allclose(told, gradients[-1], rtol=1e-6, atol=2e-3)
@@ -153,6 +159,7 @@ def test_ace_with_client_memory_through_the_local_rule_is_ace() -> None:
     for c in range(n):
         task = local.Task(lambda x, k, c=c: first[c])  # type: ignore[misc]
         done = rule.train(Job(c, 0, v(0, 0, 0), first=True), task, changes=b.changes, memory=memories[c])
+        done.keep(memories[c], TAKEN)
         opening[c] = done.vectors["gradient"]
     b.start(v(0, 0, 0), first=opening)
     for _ in range(200):
@@ -160,7 +167,7 @@ def test_ace_with_client_memory_through_the_local_rule_is_ace() -> None:
         task = local.Task(lambda x, k, g=g: g)  # type: ignore[misc]
         done = rule.train(b.job(c), task, needs=b.needs, changes=b.changes, memory=memories[c])
         a.receive(Update(c, a.version, {"gradient": g}))
-        b.receive(Update(c, b.version, done.vectors))
+        done.keep(memories[c], b.receive(Update(c, b.version, done.vectors)))
         np.testing.assert_allclose(a.model, b.model, rtol=1e-5, atol=1e-6)
 
 
@@ -255,14 +262,22 @@ def test_steps() -> None:
 
 
 def test_bad_input() -> None:
-    with pytest.raises(errors.CountError, match="steps is 0; expected at least 1"):
+    with pytest.raises(errors.CountError, match="steps is 0; expected an integer of at least 1"):
         local.create("sgd").train(job(v(1)), QUADRATIC, 0)
     with pytest.raises(errors.MissingVector, match="scaffold needs the job's extra vector 'control'"):
-        local.create("scaffold").train(job(v(1)), QUADRATIC)
+        local.create("scaffold").train(job(v(1)), QUADRATIC, memory={})
     with pytest.raises(errors.MissingVector, match="must answer a first job"):
-        local.create("masfl", beta=0.5).train(job(v(1), momentum=v(1)), QUADRATIC)
+        local.create("masfl", beta=0.5).train(job(v(1), momentum=v(1)), QUADRATIC, memory={})
     with pytest.raises(errors.MissingVector, match="must answer a first job"):
-        local.create("sgd").train(job(v(1)), QUADRATIC, changes=("gradient",))
+        local.create("sgd").train(job(v(1)), QUADRATIC, changes=("gradient",), memory={})
+    for forgetful in ({"changes": ("gradient",)}, {}):
+        with pytest.raises(errors.MissingVector, match="pass memory=, a dictionary that stays with the client"):
+            local.create("sgd" if forgetful else "scaffold").train(job(v(1), control=v(1)), QUADRATIC, **forgetful)  # type: ignore[arg-type]
+    for wrong in (v(1, 2), None, 3.0):
+        with pytest.raises(errors.VectorError, match="the task's gradient has shape"):
+            local.create("sgd").train(job(v(1)), local.Task(lambda x, k, w=wrong: w))  # type: ignore[misc]
+    with pytest.raises(errors.CountError, match=r"steps is 1\.5"):
+        local.create("sgd").train(job(v(1)), QUADRATIC, 1.5)  # type: ignore[arg-type]
     with pytest.raises(errors.UnknownName, match="did you mean 'fedprox'"):
         local.create("fedprx")
     with pytest.raises(errors.UnknownParameter, match="did you mean 'eta_l'"):

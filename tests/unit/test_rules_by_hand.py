@@ -154,7 +154,7 @@ def test_mr_asyncfl() -> None:
 
 
 def test_mr_asyncfl_exchanges_before_the_aggregation() -> None:
-    s = begin("mr-asyncfl", 2, gamma=0.5)
+    s = begin("mr-asyncfl", 2, gamma=0.5, exchange="before")
     send(s, 0, 4.0)
     mine, other = s.job(0), s.job(1)
     assert (mine.version, mine.model[0]) == (0, 0)
@@ -165,7 +165,7 @@ def test_mr_asyncfl_exchanges_before_the_aggregation() -> None:
 
 
 def test_mr_asyncfl_discards_what_is_too_old_and_restarts_the_client() -> None:
-    s = begin("mr-asyncfl", 2, gamma=0.5, max_staleness=1)
+    s = begin("mr-asyncfl", 2, gamma=0.5, max_staleness=1, exchange="before")
     send(s, 0, 4.0)
     send(s, 0, 4.0)
     late = send(s, 0, 100.0, 0)

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ..params import Params, non_negative, positive, switch, unit, whole
 from ..types import Job, Vector
-from .base import Direction, LocalRule, Memory, Task
+from .base import Direction, Known, LocalRule, Task, sound
 from .registry import register
 
 
@@ -66,14 +66,14 @@ class _Adam(LocalRule):
         return rate
 
     def _run(
-        self, job: Job, task: Task, steps: int, memory: Memory, delay: float
+        self, job: Job, task: Task, steps: int, memory: Known, delay: float
     ) -> tuple[Vector, npt.NDArray[np.float64], int]:
         x, total = job.model.copy(), np.zeros(job.model.size)
         direction = self._directions(job, memory)
         best, best_loss, waited = x, math.inf, 0
         watch = task.validation if self.p.patience is not None else None
         for k in range(steps):
-            gradient = task.gradient(x, k)
+            gradient = sound(task.gradient(x, k), x)
             total += gradient
             rate = self.rate(k // task.batches, delay, job.version)
             if self.decoupled:
@@ -87,7 +87,7 @@ class _Adam(LocalRule):
                 return best, total, k + 1
         return (x if watch is None or best_loss == math.inf else best), total, steps
 
-    def _directions(self, job: Job, memory: Memory) -> Direction:
+    def _directions(self, job: Job, memory: Known) -> Direction:
         p = self.p
         first, second = np.zeros(job.model.size, np.float32), np.zeros(job.model.size, np.float32)
 

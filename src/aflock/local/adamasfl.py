@@ -17,7 +17,7 @@ import numpy as np
 from .. import theorems
 from ..params import positive
 from ..types import Job, Vector
-from .base import Direction, Memory
+from .base import Direction, Known
 from .momentum import Momentum, MomentumParams
 from .registry import register
 
@@ -44,12 +44,12 @@ class AdaMasFl(Momentum):
     def eta_l(self) -> float:
         return theorems.adamasfl_eta(self.p.steps, self.p.rounds) if self.p.eta_l is None else self.p.eta_l
 
-    def _directions(self, job: Job, memory: Memory) -> Direction:
+    def _directions(self, job: Job, memory: Known) -> Direction:
         plain = super()._directions(job, memory)
 
         def direction(gradient: Vector, x: Vector, k: int) -> Vector:
             full = plain(gradient, x, k)
             norm = float(np.sqrt(np.square(full, dtype=np.float64).sum()))
-            return full / np.float32(norm) if norm > 0 else full
+            return (full / norm if norm > 0 else full).astype(np.float32)
 
         return direction

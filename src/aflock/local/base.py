@@ -6,24 +6,33 @@
     delta     = x_K - w^s        model = x_K        direction = (w^s - x_K) / (eta_l*K)
 
 A rule writes `_directions`: what direction_k is. What a client must remember between its jobs lives in a dictionary the
-caller owns (`memory`), so that a rule object serves any number of clients and a client can keep its memory on disk.
+caller owns (`memory`, one per client), so that a rule object serves any number of clients and a client can keep its
+memory on disk. `train` only reads it; what is new in it comes back with the result and is kept once the server has
+taken the update:
+
+    done = rule.train(job, task, steps=5, needs=s.needs, changes=s.changes, memory=memory)
+    receipt = s.receive(Update(job.client, job.version, done.vectors, done.steps))
+    done.keep(memory, receipt)
+
+so that the client never believes something the server has not seen.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CountError, MissingVector
+from ..errors import CountError, MissingVector, VectorError
 from ..params import Params
-from ..types import Job, Vector
+from ..types import Job, Receipt, Vector
 
 Memory = MutableMapping[str, npt.NDArray[Any]]
+Known = Mapping[str, npt.NDArray[Any]]
 Direction = Callable[[Vector, Vector, int], Vector]
 """(gradient at x_k, x_k, k) -> direction_k; it may return its first argument."""
 
@@ -35,17 +44,23 @@ class Task:
     """A client's own problem: its stochastic gradient, how many batches make an epoch, its own validation loss."""
 
     gradient: Callable[[Vector, int], Vector]
-    """(x, k) -> stochastic gradient of F_i at x on the k-th batch of this job."""
+    """(x, k) -> stochastic gradient of F_i at x for local step k, counted from 0; x must not be changed."""
     batches: int = 1
     validation: Callable[[Vector], float] | None = None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a job came to: the vectors to send and the number of steps made."""
+    """What a job came to: the vectors to send, the number of steps made, and what to remember of it."""
 
     vectors: dict[str, Vector]
     steps: int
+    memory: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def keep(self, memory: Memory, receipt: Receipt) -> None:
+        """Remembers, unless the server has rejected the update."""
+        if not receipt.rejected:
+            memory.update(self.memory)
 
 
 class LocalRule(ABC):
@@ -78,43 +93,47 @@ class LocalRule(ABC):
     ) -> Trained:
         """Works on a job.
 
-        `needs` and `changes` are the strategy's; `memory` is this client's (one per client); `delay` is the staleness
-        the client saw last, for rules that adapt to it.
+        `needs` and `changes` are the strategy's; `memory` is this client's; `delay` is the staleness the client saw
+        last, for rules that adapt to it.
         """
-        if steps < 1:
-            raise CountError(f"steps is {steps}; expected at least 1")
-        memory = {} if memory is None else memory
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+            raise CountError(f"steps is {steps!r}; expected an integer of at least 1")
+        if memory is None and (self.remembers or changes):
+            raise MissingVector(
+                f"{self.name} remembers vectors between jobs here; pass memory=, a dictionary that stays with the client"
+            )
+        known: Known = memory or {}
         if job.first:
-            return self._first(job, task, steps, changes, memory)
+            return self._first(job, task, int(steps), changes)
         for name in self.extras:
             if name not in job.extras:
                 raise MissingVector(f"the local rule {self.name} needs the job's extra vector {name!r}")
-        x, total, made = self._run(job, task, steps, memory, delay)
+        x, total, made = self._run(job, task, int(steps), known, delay)
         gradient = _mean(total, made)
         vectors = self._vectors(job.model, x, gradient, made, needs)
-        vectors |= self._finish(job, x, gradient, made, memory)
-        return Trained(_as_changes(vectors, changes, memory), made)
+        kept = self._remember(gradient)
+        self._finish(job, x, made, known, vectors, kept)
+        _send_changes(vectors, changes, known, kept)
+        return Trained(vectors, made, kept)
 
-    def _first(self, job: Job, task: Task, steps: int, changes: tuple[str, ...], memory: Memory) -> Trained:
+    def _first(self, job: Job, task: Task, steps: int, changes: tuple[str, ...]) -> Trained:
         """The opening job of a rule that needs every client's gradient: K samples at w^s, without moving."""
         total = np.zeros(job.model.size)
         for k in range(steps):
-            total += task.gradient(job.model, k)
+            total += sound(task.gradient(job.model, k), job.model)
         gradient = _mean(total, steps)
-        if "gradient" in changes:
-            memory["told gradient"] = gradient.astype(np.float64)
-        self._remember(gradient, memory)
-        return Trained({"gradient": gradient}, steps)
+        told = {"told gradient": gradient.astype(np.float64)} if "gradient" in changes else {}
+        return Trained({"gradient": gradient}, steps, self._remember(gradient) | told)
 
     def _run(
-        self, job: Job, task: Task, steps: int, memory: Memory, delay: float
+        self, job: Job, task: Task, steps: int, memory: Known, delay: float
     ) -> tuple[Vector, npt.NDArray[np.float64], int]:
         """x_K, the sum of the raw gradients, and the number of steps made."""
         x, step = job.model.copy(), np.empty_like(job.model)
         total = np.zeros(x.size)
         direction = self._directions(job, memory)
         for k in range(steps):
-            gradient = task.gradient(x, k)
+            gradient = sound(task.gradient(x, k), x)
             total += gradient
             np.multiply(direction(gradient, x, k), np.float32(self.eta_l), out=step)
             x -= step
@@ -132,16 +151,17 @@ class LocalRule(ABC):
         return {name: made[name]() for name in needs if name in made}
 
     @abstractmethod
-    def _directions(self, job: Job, memory: Memory) -> Direction:
+    def _directions(self, job: Job, memory: Known) -> Direction:
         """direction_k for this job."""
 
-    def _finish(self, job: Job, x: Vector, gradient: Vector, steps: int, memory: Memory) -> dict[str, Vector]:
-        """After the last step: further vectors to send; this is where a rule remembers."""
-        self._remember(gradient, memory)
+    def _remember(self, gradient: Vector) -> dict[str, npt.NDArray[Any]]:
+        """What a rule keeps of the mean gradient of a job."""
         return {}
 
-    def _remember(self, gradient: Vector, memory: Memory) -> None:
-        """What a rule keeps of the mean gradient of a job."""
+    def _finish(
+        self, job: Job, x: Vector, steps: int, memory: Known, vectors: dict[str, Vector], kept: dict[str, Any]
+    ) -> None:
+        """After the last step: adds what else there is to send and to keep."""
 
 
 def _mean(total: npt.NDArray[np.float64], steps: int) -> Vector:
@@ -149,7 +169,16 @@ def _mean(total: npt.NDArray[np.float64], steps: int) -> Vector:
     return mean
 
 
-def _as_changes(vectors: dict[str, Vector], changes: tuple[str, ...], memory: Memory) -> dict[str, Vector]:
+def sound(gradient: Vector, x: Vector) -> Vector:
+    """The gradient a task returned, if it has the model's shape."""
+    if getattr(gradient, "shape", None) != x.shape:
+        raise VectorError(
+            f"the task's gradient has shape {getattr(gradient, 'shape', type(gradient).__name__)}; expected {x.shape}"
+        )
+    return gradient
+
+
+def _send_changes(vectors: dict[str, Vector], changes: tuple[str, ...], memory: Known, kept: dict[str, Any]) -> None:
     """Replaces a vector by its change since the last report.
 
     What is remembered is the sum of what was sent, not the vector: the rounding of one change is made good by the next,
@@ -160,6 +189,5 @@ def _as_changes(vectors: dict[str, Vector], changes: tuple[str, ...], memory: Me
         if told is None:
             raise MissingVector(f"the client has no earlier {name} to send the change of; it must answer a first job")
         change = (vectors[name] - told).astype(np.float32)
-        memory[f"told {name}"] = told + change
+        kept[f"told {name}"] = told + change
         vectors[name] = change
-    return vectors

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..params import Params, non_negative, positive
 from ..types import Job
-from .base import Direction, LocalRule, Memory
+from .base import Direction, Known, LocalRule
 from .registry import register
 
 
@@ -41,6 +41,6 @@ class FedProx(LocalRule):
     def eta_l(self) -> float:
         return self.p.eta_l
 
-    def _directions(self, job: Job, memory: Memory) -> Direction:
+    def _directions(self, job: Job, memory: Known) -> Direction:
         mu, start = np.float32(self.p.mu), job.model
         return lambda gradient, x, k: gradient + mu * (x - start)

@@ -6,14 +6,16 @@ direction_k = beta*(grad F_i(x_k) - ct_i) + job extra
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import theorems
 from ..errors import MissingVector
 from ..params import Params, unit, whole
 from ..types import Job, Vector
-from .base import Direction, LocalRule, Memory
+from .base import Direction, Known, LocalRule
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Momentum(LocalRule):
         p = self.p
         self.beta = theorems.momentum(p.buffer, p.steps, p.rounds) if p.beta is None else p.beta
 
-    def _directions(self, job: Job, memory: Memory) -> Direction:
+    def _directions(self, job: Job, memory: Known) -> Direction:
         own: Vector | None = memory.get("gradient")
         if own is None:
-            raise MissingVector(f"{self.name}: the client has no gradient of its own yet; it must answer a first job")
+            raise MissingVector(
+                f"{self.name}: the client's memory holds no gradient; it must answer a first job and keep its result"
+            )
         beta = np.float32(self.beta)
         offset: Vector = job.extras["momentum"] - beta * own
 
@@ -51,5 +55,5 @@ class Momentum(LocalRule):
 
         return direction
 
-    def _remember(self, gradient: Vector, memory: Memory) -> None:
-        memory["gradient"] = gradient
+    def _remember(self, gradient: Vector) -> dict[str, npt.NDArray[Any]]:
+        return {"gradient": gradient.copy()}

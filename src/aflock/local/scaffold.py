@@ -12,12 +12,13 @@ for Federated Learning. ICML 2020. Option II.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..params import Params, positive
 from ..types import Job, Vector
-from .base import Direction, LocalRule, Memory
+from .base import Direction, Known, LocalRule
 from .registry import register
 
 
@@ -45,12 +46,14 @@ class Scaffold(LocalRule):
     def eta_l(self) -> float:
         return self.p.eta_l
 
-    def _directions(self, job: Job, memory: Memory) -> Direction:
+    def _directions(self, job: Job, memory: Known) -> Direction:
         own = memory.get("control")
         correction = job.extras["control"] if own is None else job.extras["control"] - own
         return lambda gradient, x, k: gradient + correction
 
-    def _finish(self, job: Job, x: Vector, gradient: Vector, steps: int, memory: Memory) -> dict[str, Vector]:
+    def _finish(
+        self, job: Job, x: Vector, steps: int, memory: Known, vectors: dict[str, Vector], kept: dict[str, Any]
+    ) -> None:
         change: Vector = (job.model - x) / np.float32(steps * self.eta_l) - job.extras["control"]
-        memory["control"] = memory.get("control", np.zeros_like(change)) + change
-        return {"control": change}
+        vectors["control"] = change
+        kept["control"] = memory["control"] + change if "control" in memory else change.copy()

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..params import Params, non_negative, positive, unit
 from ..types import Job, Vector
-from .base import Direction, LocalRule, Memory
+from .base import Direction, Known, LocalRule
 from .registry import register
 
 
@@ -41,7 +41,7 @@ class Sgd(LocalRule):
     def eta_l(self) -> float:
         return self.p.eta_l
 
-    def _directions(self, job: Job, memory: Memory) -> Direction:
+    def _directions(self, job: Job, memory: Known) -> Direction:
         decay, momentum = np.float32(self.p.weight_decay), np.float32(self.p.momentum)
         velocity: list[Vector] = []
 

@@ -67,7 +67,7 @@ class Ace(Strategy):
         self.frozen = 0
 
     def _begin(self) -> None:
-        kernels.step(self.w, self.low, -self.p.lr / self.n, self.total)
+        kernels.step(self.w, self.low, -self.p.lr / (self.n + self.frozen), self.total)
         self._advance()
 
     def _enter(self, client: int, gradient: Vector) -> None:

@@ -54,11 +54,11 @@ class AdaMasFl(ControlVariates):
     def _allocate(self, length: int) -> None:
         super()._allocate(length)
         self.acc: Accumulator = kernels.zeros(length, np.float64)
-        self.directions = self._make_rows(self.clients if self.p.selection == "random" else (), length)
+        self.directions = self._make_rows(self.clients if self._random else (), length)
 
     def _hold(self, update: Update, staleness: int) -> None:
         super()._hold(update, staleness)
-        if self.p.selection == "random":
+        if self._random:
             self.directions.store(update.client, update.vectors["direction"])
         else:
             kernels.add(self.acc, 1.0, update.vectors["direction"])
@@ -70,11 +70,12 @@ class AdaMasFl(ControlVariates):
         super()._move(chosen, size)
 
     def _join(self, client: int) -> None:
+        self.rows.require(3 if self._random else 1)
         super()._join(client)
-        if self.p.selection == "random":
-            self.directions.insert(client)
+        if self._random:
+            self.directions.insert(client, check=False)
 
     def _leave(self, client: int) -> None:
         super()._leave(client)
-        if self.p.selection == "random":
+        if self._random:
             self.directions.discard(client)

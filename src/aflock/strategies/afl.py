@@ -40,6 +40,7 @@ class Afl(Cohort):
     """Cohorts of random size."""
 
     fair = True
+    size = 0
     keeps = (*Cohort.keeps, "draws", "size")
     p: AflParams
 
@@ -63,6 +64,9 @@ class Afl(Cohort):
     def _draw(self) -> None:
         most = max(self.p.buffer_min, self.p.buffer or self.n)
         self.size = int(self.draws.integers(self.p.buffer_min, most, endpoint=True))
+
+    def _most(self) -> int | None:
+        return self.p.buffer
 
     def _size(self) -> int:
         return self.size

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +36,7 @@ from ..errors import (
 )
 from ..params import Params
 from ..types import Job, Receipt, State, Update, Vector
-from .checks import checked, index, positive
+from .checks import checked, index, mapping, positive
 from .kept import restored, saved
 
 
@@ -56,17 +58,18 @@ class Strategy(ABC):
     """t, the number of server updates so far."""
 
     def __init__(self, clients: int, params: Params, seed: int = 0) -> None:
-        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-            raise ParameterError(f"clients={clients!r} is not valid; expected a positive integer")
+        count = index(clients, "clients", ParameterError)
+        if count < 1:
+            raise ParameterError(f"clients is {clients}; expected a positive integer")
         self.p = params
-        self.seed = seed
-        self.clients: set[int] = set(range(clients))
+        self.seed = index(seed, "seed", ParameterError)
+        self.clients: set[int] = set(range(count))
         self.awaited: set[int] = set()
         self.version = 0
         self._opened = False
         self._started = False
         self._published: Vector | None = None
-        self._extras: dict[str, Vector] | None = None
+        self._extras: Mapping[str, Vector] | None = None
 
     # -- the contract -----------------------------------------------------------------------------------------------
 
@@ -87,6 +90,11 @@ class Strategy(ABC):
     def cohort(self) -> int | None:
         """How many clients the current round takes, for rules that wait for a cohort; None for those that do not."""
         return None
+
+    @property
+    def largest_cohort(self) -> int | None:
+        """The most clients any round takes."""
+        return self.cohort
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -125,8 +133,9 @@ class Strategy(ABC):
 
     def offer(self, client: int, gradient: Vector) -> bool:
         """One client's gradient at w0, after `open`; true once all are in and the rule has started."""
+        self._require_open()
+        client = self._require_client(client)
         if client not in self.awaited:
-            self._require_client(client)
             raise FirstGradients(f"{self.name} waits for no first gradient of client {client}")
         self._enter(client, checked(gradient, f"first gradient of client {client}", self.w.size))
         self.awaited.remove(client)
@@ -141,10 +150,11 @@ class Strategy(ABC):
     def job(self, client: int) -> Job:
         """What the client works on if it pulls now."""
         self._require_start()
-        self._require_client(client)
+        client = self._require_client(client)
         if self._extras is None:
-            self._extras = {name: _frozen(vector) for name, vector in self._make_extras().items()}
-        return Job(client=client, version=self.version, model=self.model, extras=self._extras)
+            made = {name: _frozen(vector) for name, vector in self._make_extras().items()}
+            self._extras = MappingProxyType(made)
+        return Job(client, self.version, self.model, self._extras)
 
     def receive(self, update: Update) -> Receipt:
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
@@ -153,40 +163,51 @@ class Strategy(ABC):
 
     def flush(self) -> bool:
         """Steps with whatever is held, as the end of a run asks for; False if nothing was held."""
+        self._require_start()
         return False
 
-    def join(self, client: int, first: Vector | None = None, examples: int | None = None) -> None:
+    def join(self, client: int, first: Vector | None = None) -> None:
         """Adds a client; where `self.first`, with its gradient at the current model (during the opening: without)."""
-        self._require_open()
-        client = index(client, "client", UnknownClient)
-        if client in self.clients or client < 0:
-            raise DuplicateClient(f"client {client} is in the federation already; expected a new number of at least 0")
+        client = self.check_join(client)
         if self.first and self._started and first is None:
             raise FirstGradients(f"{self.name} needs client {client}'s gradient at the current model to let it in")
         if first is not None and not (self.first and self._started):
             raise FirstGradients(f"{self.name} takes no first gradient here; leave `first` out")
         gradient = None if first is None else checked(first, f"first gradient of client {client}", self.w.size)
-        if examples is not None:
-            positive(examples, f"examples of client {client}")
         self._join(client)
         if gradient is not None:
             self._enter(client, gradient)
         self.clients.add(client)
         if not self._started:
             self.awaited.add(client)
-        self._told({} if examples is None else {client: examples})
+        self._extras = None
+
+    def check_join(self, client: int) -> int:
+        """The number of a client that may join, or an error."""
+        self._require_open()
+        number = index(client, "client", UnknownClient)
+        if number < 0:
+            raise UnknownClient(f"client {number} cannot join; expected a number of at least 0")
+        if number in self.clients:
+            raise DuplicateClient(f"client {number} is in the federation already")
+        return number
 
     def leave(self, client: int) -> None:
         """Removes a client and what the rule holds of it; during the opening, the rule no longer waits for it."""
         self._require_open()
-        self._require_client(client)
+        client = self._require_client(client)
+        self.restart(client)
         self._leave(client)
         self.clients.remove(client)
+        self._extras = None
         if self._started:
             self._left()
         else:
             self.awaited.discard(client)
             self._start_when_complete()
+
+    def restart(self, client: int) -> None:
+        """What the client had been promised is void: its next job starts from the current model."""
 
     # -- what a rule writes -----------------------------------------------------------------------------------------
 
@@ -253,28 +274,35 @@ class Strategy(ABC):
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state, all of it or (if it does not fit) nothing."""
-        self._check_state(state)
-        fresh = type(self)(max(1, len(state["clients"])), self.p, state["seed"])
+        try:
+            self._check_state(state)
+            self.__dict__ = self._loaded(state).__dict__
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"the saved state of {self.name} is damaged ({error!r})") from None
+
+    def _loaded(self, state: State) -> Strategy:
+        """A rule with this one's parameters and the saved state."""
+        fresh = copy(self)
+        fresh.seed, fresh.version = int(state["seed"]), int(state["version"])
         fresh.clients = {int(client) for client in state["clients"]}
         fresh.awaited = {int(client) for client in state["awaited"]}
-        fresh.version = int(state["version"])
         fresh._prepare(np.asarray(state["w"]))
-        fresh.low[:] = state["low"]
+        fresh.low = restored(fresh.low, state["low"], "low")
         for name in self.keeps:
-            if name not in state["keeps"]:
-                raise StateError(f"the saved state of {self.name} lacks {name!r}")
             setattr(fresh, name, restored(getattr(fresh, name), state["keeps"][name], name))
         fresh._started = bool(state["started"])
-        self.__dict__ = fresh.__dict__
+        return fresh
 
     def _check_state(self, state: State) -> None:
         if not isinstance(state, Mapping) or "strategy" not in state:
             raise StateError("this is not a state of a strategy; expected what `state_dict` returned")
         if state["strategy"] != self.name:
             raise StateError(f"the state was saved by {state['strategy']}; expected {self.name}")
-        mine = asdict(self.p)
-        wrong = [f"{k}={v!r}" for k, v in state["params"].items() if k not in mine or mine[k] != v]
-        if wrong or len(mine) != len(state["params"]):
+        mine, saved_with = _identity(asdict(self.p)), _identity(state["params"])
+        if mine != saved_with:
+            wrong = [f"{name}={value!r}" for name, value in saved_with.items() if mine.get(name) != value]
             raise StateError(f"the state was saved with {', '.join(wrong)}; expected the parameters {mine}")
 
     # -- checks at the door -----------------------------------------------------------------------------------------
@@ -285,29 +313,38 @@ class Strategy(ABC):
         self.low: Vector = kernels.zeros(w0.size, np.float32)
         self.w[:] = w0
         self._opened = True
+        self._published = self._extras = None
 
     def _admit(self, update: Update) -> tuple[int, Update]:
-        """The staleness of an update that may come in, and the update with contiguous vectors."""
+        """The staleness of an update that may come in, and the update with plain numbers and contiguous vectors."""
         self._require_start()
-        if not isinstance(update, Update):
-            raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
-        self._require_client(update.client)
-        staleness = self.version - index(update.version, "version", VersionError)
+        update = self.check_numbers(update)
+        staleness = self.version - update.version
         if staleness < 0 or update.version < 0:
             raise VersionError(f"version {update.version} does not exist; expected one of 0 to {self.version}")
-        positive(update.steps, "steps")
-        positive(update.examples, "examples")
+        vectors = mapping(update.vectors, "vectors")
         ragged: dict[str, Vector] = {}
         for name in self.needs:
-            vector = update.vectors.get(name)
+            vector = vectors.get(name)
             if vector is None:
-                raise MissingVector(self._missing(name, update.vectors))
+                raise MissingVector(self._missing(name, vectors))
             sound = checked(vector, name, self.w.size)
             if sound is not vector:
                 ragged[name] = sound
         if ragged:
-            update = replace(update, vectors={**update.vectors, **ragged})
+            update = replace(update, vectors={**vectors, **ragged})
         return staleness, update
+
+    def check_numbers(self, update: Update) -> Update:
+        """An update whose client is here and whose numbers are plain integers in their range, or an error."""
+        if not isinstance(update, Update):
+            raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
+        client = self._require_client(update.client)
+        version = index(update.version, "version", VersionError)
+        steps, examples = positive(update.steps, "steps"), positive(update.examples, "examples")
+        if type(update.client) is type(update.version) is type(update.steps) is type(update.examples) is int:
+            return update
+        return Update(client, version, update.vectors, steps, examples, update.job)
 
     def _missing(self, name: str, vectors: Mapping[str, Vector]) -> str:
         got = ", ".join(vectors) or "none"
@@ -325,16 +362,18 @@ class Strategy(ABC):
         if not self._started:
             raise OrderError(f"{self.name} has not been started; call start(w0{', first' if self.first else ''}) first")
 
-    def _require_client(self, client: int) -> None:
-        if client not in self.clients:
-            raise UnknownClient(f"client {client!r} is not in the federation of {self.n} clients")
+    def _require_client(self, client: int) -> int:
+        number = index(client, "client", UnknownClient)
+        if number not in self.clients:
+            raise UnknownClient(f"client {number} is not in the federation of {self.n} clients")
+        return number
 
     def _check_first(self, first: Mapping[int, Vector] | None, length: int) -> dict[int, Vector]:
         if not self.first:
             if first:
                 raise FirstGradients(f"{self.name} takes no first gradients; leave `first` out")
             return {}
-        first = first or {}
+        first = mapping({} if first is None else first, "first")
         missing = sorted(self.clients - set(first))
         if missing:
             raise FirstGradients(
@@ -346,10 +385,13 @@ class Strategy(ABC):
         return {c: checked(first[c], f"first gradient of client {c}", length) for c in sorted(first)}
 
     def _check_examples(self, examples: Mapping[int, int] | None) -> dict[int, int]:
-        for client, count in (examples or {}).items():
-            self._require_client(client)
-            positive(count, f"examples of client {client}")
-        return dict(examples or {})
+        given = mapping({} if examples is None else examples, "examples")
+        return {self._require_client(c): positive(count, f"examples of client {c}") for c, count in given.items()}
+
+
+def _identity(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that make a rule what it is: where it keeps its files is not one of them."""
+    return {name: value for name, value in params.items() if name != "cache_dir"}
 
 
 def _ids(clients: set[int]) -> Any:

@@ -27,11 +27,14 @@ class Buffered(Strategy):
     def _allocate(self, length: int) -> None:
         self.held = 0
 
+    held = 0
+
     @property
     def pending(self) -> int:
         return self.held
 
     def flush(self) -> bool:
+        self._require_start()
         if not self.held:
             return False
         self._step()

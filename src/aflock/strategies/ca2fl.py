@@ -55,7 +55,7 @@ class Ca2fl(Buffered):
         super()._allocate(length)
         self.rows = rows.exact(self.p.cache, self.clients, length, folder=self.p.cache_dir)
         self.fresh = rows.DenseRows(length)
-        self.fresh.require(self.p.buffer)
+        self.fresh.require(min(self.p.buffer, self.n))
         self.fresh.prepare(min(self.p.buffer, self.n))
         self.distinct = 0
         self.total: Accumulator = kernels.zeros(length, np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,24 @@ def index(value: Any, what: str, error: type[InputError]) -> int:
     """An integer, whatever its type calls itself."""
     if type(value) is int:
         return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise error(f"{what} is {value!r} ({type(value).__name__}); expected an integer") from None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise error(f"{what} is {value!r} ({type(value).__name__}); expected an integer")
+    return operator.index(value)
 
 
-def positive(value: Any, what: str) -> None:
+def positive(value: Any, what: str) -> int:
     """An integer of at least one."""
-    if index(value, what, CountError) < 1:
+    number = index(value, what, CountError)
+    if number < 1:
         raise CountError(f"{what} is {value}; expected at least 1")
+    return number
+
+
+def mapping(value: Any, what: str) -> Mapping[Any, Any]:
+    """A dictionary, or something like it."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{what} is a {type(value).__name__}; expected a dictionary")
+    return value
 
 
 def checked(vector: Any, name: str, length: int | None) -> Vector:

@@ -2,7 +2,8 @@
 
     w^{t+1} = sum_i r_i x_K^(i) / sum_i r_i    over the clients of the round
 
-A second report of the same client within one round is rejected. The round never waits for a client that has left.
+A second report of the same client within one round is rejected. The round never waits for a client that has left; what
+that client had sent counts, but not as one of those the round waits for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Cohort(Strategy):
     """Base of the rules whose step waits for a given number of clients."""
 
     needs: tuple[str, ...] = ("model",)
-    keeps: ClassVar[tuple[str, ...]] = ("acc", "weight", "members")
+    keeps: ClassVar[tuple[str, ...]] = ("acc", "weight", "held", "members")
+
+    held = 0
 
     @abstractmethod
     def _size(self) -> int:
@@ -37,6 +40,7 @@ class Cohort(Strategy):
     def _allocate(self, length: int) -> None:
         self.acc: Accumulator = kernels.zeros(length, np.float64)
         self.weight = 0
+        self.held = 0
         self.members: dict[int, int] = {}
 
     @property
@@ -44,14 +48,23 @@ class Cohort(Strategy):
         return max(1, min(self._size(), self.n))
 
     @property
+    def largest_cohort(self) -> int:
+        return self._most() or self.n
+
+    @abstractmethod
+    def _most(self) -> int | None:
+        """The parameter `buffer`; None: all clients."""
+
+    @property
     def pending(self) -> int:
-        return len(self.members)
+        return self.held
 
     def flush(self) -> bool:
-        if not self.members:
+        self._require_start()
+        if not self.held:
             return False
         kernels.assign(self.w, self.low, 1.0 / self.weight, self.acc)
-        self.weight = 0
+        self.weight = self.held = 0
         self.members.clear()
         self._advance()
         return True
@@ -62,11 +75,15 @@ class Cohort(Strategy):
         kernels.add(self.acc, float(update.examples), update.vectors["model"])
         self.weight += update.examples
         self.members[update.client] = update.examples
+        self.held += 1
         if len(self.members) < self.cohort:
             return Receipt("buffered", staleness)
         self.flush()
         return Receipt("applied", staleness)
 
+    def _leave(self, client: int) -> None:
+        self.members.pop(client, None)
+
     def _left(self) -> None:
-        if len(self.members) >= self.cohort:
+        if self.held and len(self.members) >= self.cohort:
             self.flush()

@@ -5,13 +5,15 @@
     diff = sum over S_t of (c'_i - c_i),   c_i <- c'_i for i in S_t            at S arrivals
     g <- beta*(diff/S + c) + (1-beta)*g,   c <- c + diff/N                     (g uses the c before it moves)
 
-    selection="arrivals"   S_t is whoever was heard in this round. The newest value of a client replaces an older one of
-                           the same round, so the differences telescope into one running sum and one row per client.
+    selection="arrivals"   S_t is whoever was heard in this round; the newest value of a client replaces an older one of
+                           the same round.
     selection="random"     (the paper's algorithm 1) at every S arrivals S clients drawn at random contribute the newest
-                           value they have sent, old or new: a second row per client holds it.
+                           value they have sent, old or new.
 
-Open federation: a client that joins enters N with its first gradient, one that leaves takes its row with it, and c is
-the mean over the clients present.
+`rows` are the c_i, `newest` the c'_i: of the clients heard in the round, or ("random") of all.
+
+Open federation: a client that joins enters N with its first gradient; one that leaves takes its c_i with it, and what
+it sent to the open round too; c is the mean over the clients present.
 """
 
 from __future__ import annotations
@@ -60,11 +62,21 @@ class ControlVariates(Buffered):
     def _allocate(self, length: int) -> None:
         super()._allocate(length)
         self.rows = self._make_rows(self.clients, length)
-        self.newest = self._make_rows(self.clients if self.p.selection == "random" else (), length)
+        self.newest = self._make_rows(self.clients, length) if self._random else self._make_spares(length)
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.diff: Accumulator = kernels.zeros(length, np.float64)
         self.g: Accumulator = kernels.zeros(length, np.float64)
         self.draws = rng.stream(self.seed, self.name, "selection")
+
+    @property
+    def _random(self) -> bool:
+        return self.p.selection == "random"
+
+    def _make_spares(self, length: int) -> rows.DenseRows:
+        spares = rows.DenseRows(length)
+        spares.require(min(self.p.buffer, self.n))
+        spares.prepare(min(self.p.buffer, self.n))
+        return spares
 
     def _make_rows(self, clients: set[int] | tuple[int, ...], length: int) -> rows.DenseRows:
         return rows.exact(self.p.cache, clients, length, folder=self.p.cache_dir)
@@ -74,7 +86,7 @@ class ControlVariates(Buffered):
 
     def _enter(self, client: int, gradient: Vector) -> None:
         self.rows.exchange(client, gradient, self.total)
-        if self.p.selection == "random":
+        if self._random:
             self.newest.store(client, gradient)
 
     def _make_extras(self) -> dict[str, Vector]:
@@ -85,10 +97,13 @@ class ControlVariates(Buffered):
 
     def _hold(self, update: Update, staleness: int) -> None:
         client, gradient = update.client, update.vectors["gradient"]
-        if self.p.selection == "random":
+        if client not in self.newest:
+            kernels.add_difference(self.diff, gradient, self.rows.row(client))
+            self.newest.insert(client, gradient, check=False)
+        elif self._random:
             self.newest.store(client, gradient)
         else:
-            self.rows.exchange(client, gradient, self.diff)
+            self.newest.exchange(client, gradient, self.diff)
 
     def _select(self) -> list[int]:
         """S_t of selection="random", in client order."""
@@ -97,25 +112,30 @@ class ControlVariates(Buffered):
         return sorted(int(client) for client in self.draws.choice(present, size, replace=False))
 
     def _release(self, m: int) -> None:
-        if self.p.selection == "random":
+        if self._random:
             chosen = self._select()
             for client in chosen:
                 self.rows.exchange(client, self.newest.row(client), self.diff)
             self._move(chosen, len(chosen))
-        else:
-            self._move([], m)
+            return
+        for client in list(self.newest):
+            self.rows.take(client, self.newest)
+        self._move([], m)
 
     def _move(self, chosen: list[int], size: int) -> None:
         """One server step; `diff` holds the sum over the S = size contributions."""
         kernels.momentum(self.g, self.total, self.diff, self.beta, 1.0 / max(1, size), 1.0 / max(1, self.n))
 
     def _join(self, client: int) -> None:
-        self.rows.insert(client)
-        if self.p.selection == "random":
-            self.newest.insert(client)
+        self.rows.require(2 if self._random else 1)
+        self.rows.insert(client, check=False)
+        if self._random:
+            self.newest.insert(client, check=False)
 
     def _leave(self, client: int) -> None:
         self.rows.add_to(self.total, -1.0, client)
-        self.rows.discard(client)
-        if self.p.selection == "random":
+        if client in self.newest:
+            if not self._random:
+                kernels.add_difference(self.diff, self.rows.row(client), self.newest.row(client))
             self.newest.discard(client)
+        self.rows.discard(client)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import kernels
-from ..params import Params, choice, non_negative, positive, unit
+from ..params import Params, choice, non_negative, unit
 from ..types import Receipt, Update
 from . import staleness as weights
 from .base import Strategy
@@ -29,7 +29,7 @@ class FedAsyncParams(Params):
 
     alpha: float = unit(0.6, "alpha, mixing weight of a fresh model", one=True)
     staleness: str = choice("constant", ("constant", "polynomial", "hinge"), "the function s")
-    a: float = positive(0.5, "a of polynomial and hinge")
+    a: float = non_negative(0.5, "a of polynomial and hinge")
     b: float = non_negative(4, "b of hinge")
 
 

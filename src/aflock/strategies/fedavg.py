@@ -40,5 +40,8 @@ class FedAvg(Cohort):
         super().__init__(clients, params, seed)
         self._check_size(self.p.buffer)
 
+    def _most(self) -> int | None:
+        return self.p.buffer
+
     def _size(self) -> int:
         return self.n if self.p.buffer is None else self.p.buffer

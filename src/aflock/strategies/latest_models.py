@@ -10,8 +10,9 @@ The factor exp(-decay*(t+1)) is common to all weights and cancels. What is kept 
 over the clients that have reported; an arrival changes one e_j, so it costs O(d). `base` moves up (and total and mass
 are scaled down) before exp can overflow, however many arrivals there are.
 
-Clients that have not reported hold M_j = w^0, stamp_j = 0. Their r_j is what `start` or `join` was told, else the mean
-of those that have reported: with clients of equal size every weight is right from the first arrival on.
+Clients that have not reported hold M_j = w^0, stamp_j = 0. Their r_j is what `start` was told, else the mean of those
+that have reported: with clients of equal size every weight is right from the first arrival on. A client that joins
+later has no weight until it reports: w^0 is no longer anybody's model by then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LatestModels(Strategy):
     """Base of the rules that average the newest model of every client."""
 
     needs = ("model",)
-    keeps = ("rows", "total", "mass", "base", "stamps", "examples", "reported", "told", "w0")
+    keeps = ("rows", "total", "mass", "base", "stamps", "examples", "reported", "silent", "told", "unknown", "w0")
     p: CacheParams
 
     @property
@@ -51,10 +52,13 @@ class LatestModels(Strategy):
         self.stamps: dict[int, int] = {}
         self.examples: dict[int, int] = {}
         self.reported = 0
-        self.told: dict[int, int] = {}
+        self.silent: dict[int, int] = {}  # the clients that still hold w^0, with their examples (0: unknown)
+        self.told = self.unknown = 0
 
     def _told(self, examples: Mapping[int, int]) -> None:
-        self.told.update(examples)
+        self.silent = {client: examples.get(client, 0) for client in sorted(self.clients)}
+        self.told = sum(self.silent.values())
+        self.unknown = sum(not count for count in self.silent.values())
 
     def _begin(self) -> None:
         self.w0[:] = self.w
@@ -65,10 +69,10 @@ class LatestModels(Strategy):
         old = self._weight(client) if client in self.stamps else 0.0
         self.reported += update.examples - self.examples.get(client, 0)
         self.stamps[client], self.examples[client] = now, update.examples
-        self.told.pop(client, None)
+        self._hear(client)
         new = self._weight(client)
         self.mass += new - old
-        silent = self._silent()
+        silent = self._silent_mass()
         inverse = 1.0 / (self.mass + silent)
         kernels.exchange_mean(
             self.rows.row(client), update.vectors["model"], self.total, new, old, self.w, self.low, inverse,
@@ -79,11 +83,18 @@ class LatestModels(Strategy):
     def _weight(self, client: int) -> float:
         return self.examples[client] * math.exp(self.decay * (self.stamps[client] - self.base))
 
-    def _silent(self) -> float:
-        """The weight of all clients that have not reported: they share M = w^0 and stamp 0."""
-        unknown = self.n - len(self.stamps) - len(self.told)
-        mean = self.reported / len(self.examples) if unknown else 0.0
-        return (sum(self.told.values()) + unknown * mean) * math.exp(-self.decay * self.base)
+    def _hear(self, client: int) -> None:
+        """The client no longer holds w^0."""
+        count = self.silent.pop(client, None)
+        if count:
+            self.told -= count
+        elif count == 0:
+            self.unknown -= 1
+
+    def _silent_mass(self) -> float:
+        """The weight of all clients that still hold w^0: they share its stamp 0."""
+        mean = self.reported / len(self.examples) if self.unknown else 0.0
+        return (self.told + self.unknown * mean) * math.exp(-self.decay * self.base)
 
     def _rebase(self, now: int) -> None:
         if self.decay * (now - self.base) > _LARGEST_EXPONENT:
@@ -96,7 +107,7 @@ class LatestModels(Strategy):
         self.rows.insert(client)
 
     def _leave(self, client: int) -> None:
-        self.told.pop(client, None)
+        self._hear(client)
         self.rows.discard(client)
         self.reported -= self.examples.pop(client, 0)
         if self.stamps.pop(client, None) is not None:

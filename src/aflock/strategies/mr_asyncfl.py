@@ -7,7 +7,8 @@ M_i is the model client i sent last; c^(j)_0 = 1/N and M_j = w_0 at the start, s
 The coefficients are held as one scale times a number per client: all of them shrink in O(1).
 
     exchange="before"   the client whose update made version t is handed w_{t-1}, the model before this aggregation (the
-                        paper's choice, equation 2); "after": the new one. Any other pull gets the current model.
+                        paper's choice, equation 2). Any other pull gets the current model.
+    exchange="after"    everyone gets the current model; one client alone then is local training (identity 8).
     max_staleness       an older update is discarded, t does not grow, and the client restarts from the current model.
 
 A client that joins enters with coefficient 0; the part of one that leaves stays in the model and fades with gamma.
@@ -37,7 +38,7 @@ class MrAsyncFlParams(CacheParams):
     """Hyper-parameters of mr-asyncfl."""
 
     gamma: float = unit(0.8, "gamma, weight of the past")
-    exchange: str = choice("before", ("before", "after"), "which model answers an upload")
+    exchange: str = choice("after", ("before", "after"), "which model answers an upload; the paper: before")
     max_staleness: int | None = whole(None, "largest staleness that is still used; None: any", least=0)
 
 
@@ -79,12 +80,16 @@ class MrAsyncFl(Strategy):
             return super().job(client)
         model = self.previous.copy()
         model.flags.writeable = False
-        return Job(client=client, version=self.version - 1, model=model)
+        return Job(client, self.version - 1, model, super().job(client).extras)
+
+    def restart(self, client: int) -> None:
+        if self.latest == client:
+            self.latest = -1
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
         client, gamma, limit = update.client, self.p.gamma, self.p.max_staleness
         if limit is not None and staleness > limit:
-            self.latest = -1 if self.latest == client else self.latest
+            self.restart(client)
             return Receipt("rejected", staleness, f"staleness {staleness} exceeds max_staleness={limit}")
         c, row = self.scale * self.shares[client], self.rows.row(client)
         kernels.replace_model(self.w, self.low, self.previous, row, update.vectors["model"], gamma, c)

@@ -9,10 +9,12 @@ Registering a rule is all it takes to be listed, created by name and run through
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
+from ..errors import ParameterError, UnknownName
 from ..params import Params
 from ..registry import Registry
 from .base import Strategy
@@ -55,6 +57,10 @@ _ADDITIONS: Registry[type[Strategy]] = Registry("addition to a strategy")
 
 def register(name: str, *, paper: str, rule: str, optimum: Optimum, params: type[Params]) -> Callable[[S], S]:
     """Class decorator that makes a rule known by name."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+        raise ParameterError(f"a strategy cannot be called {name!r}; expected small letters, digits, - and _")
+    if optimum not in get_args(Optimum):
+        raise ParameterError(f"optimum={optimum!r} is not valid; expected one of {', '.join(get_args(Optimum))}")
 
     def add(cls: S) -> S:
         _ENTRIES.add(name, Entry(name, cls, params, paper, rule, optimum))
@@ -70,7 +76,11 @@ def create(name: str, clients: int, *, seed: int = 0, **params: Any) -> Strategy
     `seed` feeds the rules that draw (int8 rounding, random selection, random cohort sizes). A name ending in
     "+scaffold" wraps the rule in SCAFFOLD's server half.
     """
+    if not isinstance(name, str):
+        raise UnknownName(f"{name!r} is no name of a strategy; known are {', '.join(names())}")
     base, *additions = name.split("+")
+    if len(additions) != len(set(additions)):
+        raise UnknownName(f"{name!r} adds something twice; expected each addition once")
     entry = get(base)
     cls = entry.cls
     for extra in additions:

@@ -4,9 +4,9 @@
     the update carries          c_i^+ - c_i                          as its vector `control`
     the server adds             (1/N)*(c_i^+ - c_i)   to c           when the model moves next
 
-so that a job's vectors are all of one version. The client keeps c_i (local rule `scaffold`). A client's change counts
-even where the rule rejects its model step, because the client has moved its c_i already. A client that joins has
-c_i = 0; what one that leaves has put into c stays.
+so that a job's vectors are all of one version. The client keeps c_i (local rule `scaffold`) and moves it once the
+server has taken its update: what the rule rejects counts on neither side. A client that joins has c_i = 0; one that
+leaves stays in the mean with its last c_i, which the server has no row to take out of.
 
 Karimireddy, S. P., Kale, S., Mohri, M., Reddi, S., Stich, S., Suresh, A. T.: SCAFFOLD: Stochastic Controlled Averaging
 for Federated Learning. ICML 2020. Its use under AFL: the AFA paper, table 3 (see `afa-cd`).
@@ -28,25 +28,47 @@ class Scaffold(Strategy):
 
     control: Accumulator
     drift: Accumulator
+    departed: int
 
     def __init_subclass__(cls) -> None:
         cls.needs = (*cls.needs, "control")
-        cls.keeps = (*cls.keeps, "control", "drift")
+        cls.keeps = (*cls.keeps, "control", "drift", "departed")
 
     def _allocate(self, length: int) -> None:
         super()._allocate(length)
         self.control = kernels.zeros(length, np.float64)
         self.drift = kernels.zeros(length, np.float64)
+        self.departed = 0
 
     def _make_extras(self) -> dict[str, Vector]:
-        mean = (self.control / max(1, self.n)).astype(np.float32)
+        mean = (self.control / max(1, self.n + self.departed)).astype(np.float32)
         return super()._make_extras() | {"control": mean}
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
-        kernels.add(self.drift, 1.0, update.vectors["control"])
-        return super()._receive(update, staleness)  # type: ignore[safe-super]
+        version = self.version
+        receipt = super()._receive(update, staleness)  # type: ignore[safe-super]
+        if not receipt.rejected:
+            kernels.add(self.drift, 1.0, update.vectors["control"])
+        if self.version > version:
+            self._fold()
+        return receipt
 
-    def _advance(self) -> None:
-        super()._advance()
-        self.control += self.drift
-        self.drift[:] = 0.0
+    def flush(self) -> bool:
+        flushed = super().flush()
+        if flushed:
+            self._fold()
+        return flushed
+
+    def _left(self) -> None:
+        version = self.version
+        super()._left()
+        if self.version > version:
+            self._fold()
+
+    def _leave(self, client: int) -> None:
+        super()._leave(client)
+        self.departed += 1
+
+    def _fold(self) -> None:
+        kernels.fold(self.control, self.drift)
+        self._extras = None

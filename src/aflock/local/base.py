@@ -100,7 +100,7 @@ class LocalRule(ABC):
             raise CountError(f"steps is {steps!r}; expected an integer of at least 1")
         if memory is None and (self.remembers or changes):
             raise MissingVector(
-                f"{self.name} remembers vectors between jobs here; pass memory=, a dictionary that stays with the client"
+                f"{self.name} remembers vectors between jobs; pass memory=, a dictionary that stays with the client"
             )
         known: Known = memory or {}
         if job.first:

@@ -35,7 +35,7 @@ $(DEV): $(BIN)/python $(INPUTS)
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(STAMP)
 
-demo: $(STAMP)  ## install, then run every rule on an uneven federation and print who reaches the optimum
+demo: $(STAMP)  ## install, then compare twelve rules on digits with uneven clients: table and figure
 	@$(BIN)/aflock demo
 
 test: $(DEV)  ## install, then run all tests (T="-k ace" passes arguments to pytest)

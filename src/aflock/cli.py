@@ -6,14 +6,17 @@ Heavy modules are imported by the command that needs them, so that `aflock --hel
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .errors import AflockError
+from .errors import AflockError, InputError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.debug:
             raise
         print(f"aflock: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("aflock: interrupted", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt as interrupt:
+        print(f"aflock: {interrupt or 'interrupted'}", file=sys.stderr)
         return 130
     return code
 
@@ -49,15 +52,45 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="print the rules with their papers, parameters and defaults")
-    listing.add_argument("what", choices=["strategies", "local"], help="server rules or client rules")
+    listing = commands.add_parser("list", help="print rules, datasets, models ... with their parameters and defaults")
+    listing.add_argument("what", choices=list(_LISTS), help="what to list")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
 
-    demo = commands.add_parser("demo", help="run every rule on an uneven federation; who reaches the optimum?")
-    demo.add_argument("--arrivals", type=_positive, default=None, metavar="N", help="client reports per rule")
+    run = commands.add_parser("run", help="simulate a federation from an experiment file")
+    run.add_argument("file", help="the experiment, a TOML file (`aflock config --example` prints one)")
+    _add_changes(run)
+    run.add_argument("--out", metavar="FOLDER", help="where the run goes; default: runs/FILE-RULE-NUMBER")
+    run.add_argument("--resume", metavar="FOLDER", help="go on with an interrupted run")
+    _add_output(run)
+    run.set_defaults(run=_run)
+
+    compare = commands.add_parser("compare", help="several rules on the same data, clients and durations")
+    compare.add_argument("file", help="the experiment, a TOML file")
+    compare.add_argument("--strategies", required=True, metavar="A,B,...", help="the rules; fedbuff:buffer=5 sets one")
+    compare.add_argument("--seeds", type=_positive, default=1, metavar="N", help="runs per rule (default 1)")
+    _add_changes(compare)
+    compare.add_argument("--out", metavar="FOLDER", help="write table, JSON and figure there")
+    _add_output(compare)
+    compare.set_defaults(run=_compare)
+
+    config = commands.add_parser("config", help="explain the experiment file, or check one")
+    config.add_argument("file", nargs="?", help="print this file with every default filled in")
+    config.add_argument("--explain", action="store_true", help="every key with its default, range and meaning")
+    config.add_argument("--example", action="store_true", help="a file to start from")
+    _add_changes(config)
+    config.set_defaults(run=_config)
+
+    demo = commands.add_parser("demo", help="twelve rules on handwritten digits: what uneven clients do to each")
+    demo.add_argument("--uploads", type=_positive, default=None, metavar="N", help="client reports per rule")
+    demo.add_argument("--out", default="runs/demo", metavar="FOLDER", help="where the figure goes (runs/demo)")
     demo.add_argument("--json", action="store_true", help="print JSON")
     demo.set_defaults(run=_demo)
+
+    optimum = commands.add_parser("optimum", help="every rule on quadratics: who reaches the true optimum?")
+    optimum.add_argument("--arrivals", type=_positive, default=None, metavar="N", help="client reports per rule")
+    optimum.add_argument("--json", action="store_true", help="print JSON")
+    optimum.set_defaults(run=_optimum)
 
     bench = commands.add_parser("bench", help="measure speed; all ratios from one run")
     bench.add_argument("what", choices=["server"], help="server: what one arrival costs, rule by rule")
@@ -68,16 +101,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one key")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
-def _list(options: argparse.Namespace) -> int:
-    from . import local, strategies
+_LISTS = {
+    "strategies": "strategies",
+    "local": "local",
+    "datasets": "data",
+    "partitions": "data.partition",
+    "models": "models",
+    "delays": "sim.delays",
+}
 
-    entries = strategies.entries() if options.what == "strategies" else local.entries()
+
+def _list(options: argparse.Namespace) -> int:
+    entries = importlib.import_module(f".{_LISTS[options.what]}", __package__).entries()
     described = [entry.describe() for entry in entries]
     if options.json:
         print(json.dumps(described, indent=2))
@@ -86,8 +136,78 @@ def _list(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run(options: argparse.Namespace) -> int:
+    from . import runs
+    from .progress import Progress
+    from .sim.experiment import Experiment
+
+    experiment = Experiment.read(options.file, options.set)
+    with Progress(experiment, quiet=options.quiet or options.json) as progress:
+        if options.resume:
+            folder = Path(options.resume)
+            result = runs.resume(experiment, folder, watch=progress.update)
+        else:
+            folder = Path(options.out) if options.out else _free_folder(options.file, experiment)
+            result = runs.run(experiment, folder, watch=progress.update)
+    described = asdict(result)
+    if options.json:
+        print(json.dumps(described, indent=2))
+    else:
+        print("\n".join(f"{name:<22}{value}" for name, value in described.items()))
+        print(f"{'folder':<22}{folder}")
+    return 0
+
+
+def _free_folder(file: str, experiment: Any) -> Path:
+    stem = f"{Path(file).stem}-{experiment.section('strategy').name}"
+    number = 1
+    while (folder := Path("runs") / f"{stem}-{number}").exists():
+        number += 1
+    return folder
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from . import runs
+    from .progress import Progress
+    from .reports import figures, tables
+    from .sim.experiment import Experiment
+
+    experiment = Experiment.read(options.file, options.set)
+    names = [name for name in options.strategies.split(",") if name]
+    folder = Path(options.out) if options.out else None
+    if folder is not None and folder.exists():
+        raise InputError(f"{folder} exists already; choose another --out")
+    for name in names:
+        experiment.variant(name, 0)
+    with Progress(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds) as progress:
+        found = runs.compare(experiment, names, options.seeds, watch=progress.update_named)
+    described = runs.describe(found)
+    table = tables.comparison(described)
+    if folder is not None:
+        folder.mkdir(parents=True)
+        runs.write_whole(folder / "comparison.json", json.dumps(described, indent=1) + "\n")
+        runs.write_whole(folder / "comparison.txt", table + "\n")
+        curves = {name: [run["curve"] for run in listed] for name, listed in described.items()}
+        figures.accuracy_figure(folder / "comparison.png", curves, Path(options.file).stem, list(figures.AXES)[:3])
+    print(json.dumps(described) if options.json else table)
+    return 0
+
+
+def _config(options: argparse.Namespace) -> int:
+    from .sim import experiment
+
+    if options.explain:
+        print(experiment.explain())
+    elif options.example or not options.file:
+        print(experiment.Experiment.build({}, options.set).text(), end="")
+    else:
+        print(experiment.Experiment.read(options.file, options.set).text(), end="")
+    return 0
+
+
 def _entry_text(entry: dict[str, Any]) -> str:
-    lines = [f"{entry['name']}", f"    {entry['rule']}", f"    {entry['paper']}"]
+    lines = [entry["name"]]
+    lines += [f"    {entry[key]}" for key in ("rule", "paper", "description", "source") if key in entry]
     if "needs" in entry:
         opening = "; first: every client's gradient at w0" if entry["first"] else ""
         lines.append(f"    needs: {', '.join(entry['needs'])}{opening}")
@@ -108,16 +228,32 @@ _ENDS = {
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from . import demo, strategies
+    from . import demo
+    from .progress import Progress
+    from .runs import write_whole
+    from .sim.experiment import Experiment
 
-    names, runs = strategies.names(), []
-    for count, name in enumerate(names, 1):
+    uploads = options.uploads or demo.UPLOADS
+    experiment = Experiment.build(demo.EXPERIMENT, [f"budget.uploads={uploads}"])
+    with Progress(experiment, quiet=options.json, runs=len(demo.RULES) * len(demo.SETTINGS) * demo.SEEDS) as progress:
+        found = demo.run(progress.update_named, uploads)
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    demo.picture(found, folder / "demo.png")
+    write_whole(folder / "demo.json", json.dumps(found) + "\n")
+    print(json.dumps(found) if options.json else f"{demo.table(found)}\n\nfigure: {folder / 'demo.png'}")
+    return 0
+
+
+def _optimum(options: argparse.Namespace) -> int:
+    from . import optimum, strategies
+
+    found = []
+    for name in strategies.names():
+        found.append(optimum.run(name, arrivals=options.arrivals or optimum.ARRIVALS))
         if sys.stderr.isatty():
-            print(f"\r\033[K{count}/{len(names)} {name} ...", end="", file=sys.stderr, flush=True)
-        runs.append(demo.run(name, arrivals=options.arrivals or demo.ARRIVALS))
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-    print(json.dumps([demo.describe(run) for run in runs], indent=2) if options.json else demo.table(runs))
+            print(f"\r\033[K{len(found)} rules done", end="\r", file=sys.stderr, flush=True)
+    print(json.dumps([optimum.describe(run) for run in found], indent=2) if options.json else optimum.table(found))
     return 0
 
 

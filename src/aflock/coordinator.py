@@ -14,6 +14,7 @@ A client is in one of these places:
     idle      may be picked, or may pull
     working   has an open job; at most one, and an update is taken only for it
     resting   has done its part of a round that waits for others (rules with a cohort, and the opening)
+    away      has said so (`suspend`); it may still finish the job it has
 
 The opening: where a rule needs every client's gradient first, each client's first job is marked `first`; the rule
 starts when all are in. A client that joins such a rule later gets a first job and enters the mean with its answer.
@@ -87,6 +88,7 @@ class Coordinator:
         self._joining: dict[int, None] = {}
         self._first: dict[int, None] = {}  # idle clients that owe a first gradient: served before any policy
         self._round: dict[int, None] = {}
+        self._away: dict[int, None] = {}
         self._next = 0
         self._now = -math.inf
         self._begun = False
@@ -102,6 +104,14 @@ class Coordinator:
     def working(self) -> dict[int, Ticket]:
         """The open jobs, oldest first."""
         return dict(self._open)
+
+    def ticket(self, client: int) -> Ticket:
+        """The client's open job."""
+        return self._open[self._require_open_job(client)]
+
+    def works(self, client: int) -> bool:
+        """Whether the client has an open job."""
+        return client in self._open
 
     @property
     def idle(self) -> int:
@@ -154,11 +164,34 @@ class Coordinator:
         else:
             self.strategy.leave(client)
         ticket = self._open.pop(client, None)
-        for place in (self._resting, self._round, self._first):
+        for place in (self._resting, self._round, self._first, self._away):
             place.pop(client, None)
         self._idle.forget(client)
         self._event("leave", now, client, ticket=ticket)
         self._wake(before)
+
+    def suspend(self, client: int, now: float) -> None:
+        """The client is away: it gets no job until it is back. A job it has stays open."""
+        with self._recorded(now, client):
+            client = self._require(client)
+        if client in self._idle:
+            self._idle.remove(client)
+        self._away[client] = None
+        self._event("away", now, client)
+
+    def resume(self, client: int, now: float) -> None:
+        """The client is back."""
+        with self._recorded(now, client):
+            client = self._require(client)
+        if self._away.pop(client, False) is None:
+            self._settle(client)
+        self._event("back", now, client)
+
+    def _settle(self, client: int) -> None:
+        """Makes a client idle that has no job and need not rest, unless it is away."""
+        if client in self._away or client in self._open or client in self._resting or client in self._idle:
+            return
+        self._idle.add(client)
 
     # -- jobs out ---------------------------------------------------------------------------------------------------
 
@@ -180,8 +213,9 @@ class Coordinator:
         """Jobs for as many idle clients as there are slots: first those that owe a first gradient, then by policy."""
         self._check_time(now)
         jobs = []
-        while self._first and self._slots() > 0:
-            jobs.append(self._hand_out(next(iter(self._first)), now))
+        for client in [c for c in self._first if c not in self._away]:
+            if self._slots() > 0:
+                jobs.append(self._hand_out(client, now))
         while len(self._idle) and self._slots() > 0:
             jobs.append(self._hand_out(self._idle.next(), now))
         return jobs
@@ -221,7 +255,7 @@ class Coordinator:
         if waits and not receipt.rejected:
             self._resting[update.client] = None
         else:
-            self._idle.add(update.client)
+            self._settle(update.client)
             self._round.pop(update.client, None)
         self._event("arrival", now, update.client, ticket=ticket, update=update, receipt=receipt)
         self._wake(before)
@@ -302,7 +336,7 @@ class Coordinator:
     def _close(self, client: int, kind: Kind, now: float, reason: str) -> None:
         ticket = self._open.pop(client)
         self._round.pop(client, None)
-        self._idle.add(client)
+        self._settle(client)
         if ticket.first:
             self._first[client] = None
         self.strategy.restart(client)
@@ -318,9 +352,9 @@ class Coordinator:
         """The round is over: everyone who rested is idle again."""
         if self._mark() == before:
             return
-        for client in self._resting:
-            self._idle.add(client)
-        self._resting.clear()
+        rested, self._resting = self._resting, {}
+        for client in rested:
+            self._settle(client)
         self._round = dict.fromkeys(self._open) if self.strategy.cohort is not None else {}
 
     @contextmanager
@@ -402,6 +436,7 @@ class Coordinator:
             "round": np.array(list(self._round), np.int64),
             "joining": np.array(list(self._joining), np.int64),
             "first": np.array(list(self._first), np.int64),
+            "away": np.array(list(self._away), np.int64),
             "selection": self._idle.state_dict(),
             "strategy": self.strategy.state_dict(),
         }
@@ -433,6 +468,7 @@ class Coordinator:
         self._round = dict.fromkeys(state["round"].tolist())
         self._joining = dict.fromkeys(state["joining"].tolist())
         self._first = dict.fromkeys(state["first"].tolist())
+        self._away = dict.fromkeys(state["away"].tolist())
         self._next, self._now, self._begun = int(head["next"]), float(head["now"]), True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "refuse", "flush"]
+Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush"]
 
 
 @dataclass(frozen=True, slots=True)

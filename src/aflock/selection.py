@@ -62,10 +62,14 @@ class Selection(ABC):
     def next(self) -> int:
         """The idle client to get the next job; it stays idle until taken."""
 
+    def remove(self, client: int) -> None:
+        """The client is not idle any more, though nobody has picked it."""
+        self.take(client)
+
     def forget(self, client: int) -> None:
         """The client has left the federation."""
         if client in self:
-            self.take(client)
+            self.remove(client)
 
     def state_dict(self) -> State:
         """Everything, random stream included."""
@@ -170,13 +174,17 @@ class Fair(Selection):
         self._size += 1
 
     def take(self, client: int) -> None:
+        self.remove(client)
+        picks = self._picks[client]
+        self._picks[client] = picks + 1
+        self._levels[picks + 1] += 1
+        self._lower(picks)
+
+    def remove(self, client: int) -> None:
         picks = self._picks[client]
         self._pools[picks].remove(client)
         if not self._pools[picks]:
             del self._pools[picks]
-        self._picks[client] = picks + 1
-        self._levels[picks + 1] += 1
-        self._lower(picks)
         self._size -= 1
 
     def _lower(self, picks: int) -> None:

@@ -82,12 +82,12 @@ def test_list_local() -> None:
 
 def test_wrong_usage_is_exit_code_2() -> None:
     assert "invalid choice: 'strategie'" in run("list", "strategie", code=2).stderr
-    assert "not a positive integer" in run("demo", "--arrivals", "0", code=2).stderr
-    assert "not a positive integer" in run("demo", "--arrivals", "many", code=2).stderr
+    assert "not a positive integer" in run("optimum", "--arrivals", "0", code=2).stderr
+    assert "not a positive integer" in run("optimum", "--arrivals", "many", code=2).stderr
 
 
-def test_demo() -> None:
-    text = run("demo").stdout
+def test_optimum() -> None:
+    text = run("optimum").stdout
     rows = text[text.index("settings\n") :].splitlines()[1:]
     verdicts = {row.split()[0]: "optimum" if row.split()[2] == "optimum" else "biased" for row in rows}
     assert set(verdicts) == set(strategies.names())
@@ -95,8 +95,8 @@ def test_demo() -> None:
     assert "tau_algo=2" in text
 
 
-def test_demo_as_json() -> None:
-    runs = json.loads(run("demo", "--arrivals", "200", "--json").stdout)
+def test_optimum_as_json() -> None:
+    runs = json.loads(run("optimum", "--arrivals", "200", "--json").stdout)
     assert {item["name"] for item in runs} == set(strategies.names())
     assert all(item["arrivals"] == 200 for item in runs)
 
@@ -122,7 +122,7 @@ def test_bench_refuses_a_place_it_cannot_write_to_before_it_measures(tmp_path: P
 
 @pytest.mark.parametrize("signum", [signal.SIGINT])
 def test_ctrl_c_is_quiet(signum: int) -> None:
-    child = subprocess.Popen([*AFLOCK, "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen([*AFLOCK, "optimum"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     time.sleep(2.0)
     child.send_signal(signum)
     _, errors = child.communicate(timeout=30)

@@ -250,9 +250,9 @@ def test_a_job_that_improves_to_the_end_keeps_its_last_epoch() -> None:
 
 def test_steps() -> None:
     draws = np.random.default_rng(0)
-    assert local.Fixed(5).draw(draws, 7) == 5
-    assert local.Epochs(3).draw(draws, 7) == 21
-    seen = [local.Dynamic(4).draw(draws, 7) for _ in range(4000)]
+    assert local.Fixed(5).draw(draws.random(), 7) == 5
+    assert local.Epochs(3).draw(draws.random(), 7) == 21
+    seen = [local.Dynamic(4).draw(draws.random(), 7) for _ in range(4000)]
     assert (min(seen), max(seen)) == (1, 8)
     counts = np.bincount(seen, minlength=9)[1:]
     assert np.all(np.abs(counts - 500) < 5 * math.sqrt(500))

@@ -333,10 +333,10 @@ def test_a_last_partial_buffer_is_not_dropped(name: str) -> None:
 
 def test_the_demo_table_is_not_hard_coded() -> None:
     """Every registered rule is in it because it was run, with fewer arrivals it says something else."""
-    from aflock import demo
+    from aflock import optimum
 
-    short = demo.run("ace", arrivals=200)
-    long = demo.run("ace", arrivals=2000)
+    short = optimum.run("ace", arrivals=200)
+    long = optimum.run("ace", arrivals=2000)
     assert short.final > long.final
-    assert "ace" in demo.table([short])
+    assert "ace" in optimum.table([short])
     assert math.isclose(short.fast_share, 8 / 9, abs_tol=0.05)

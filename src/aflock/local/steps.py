@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from ..errors import CountError
 
 
 class Steps(Protocol):
     """Draws K for one job."""
 
-    def draw(self, rng: np.random.Generator, batches: int) -> int:
-        """K for a client whose epoch has that many batches."""
+    def draw(self, u: float, batches: int) -> int:
+        """K for a client whose epoch has that many batches; u is uniform on (0, 1)."""
 
 
 def _at_least_one(value: int, what: str) -> None:
@@ -31,7 +29,7 @@ class Fixed:
     def __post_init__(self) -> None:
         _at_least_one(self.steps, "steps")
 
-    def draw(self, rng: np.random.Generator, batches: int) -> int:
+    def draw(self, u: float, batches: int) -> int:
         """K."""
         return self.steps
 
@@ -45,9 +43,9 @@ class Dynamic:
     def __post_init__(self) -> None:
         _at_least_one(self.c, "c")
 
-    def draw(self, rng: np.random.Generator, batches: int) -> int:
+    def draw(self, u: float, batches: int) -> int:
         """K."""
-        return int(rng.integers(1, 2 * self.c, endpoint=True))
+        return 1 + int(u * 2 * self.c)
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,6 @@ class Epochs:
     def __post_init__(self) -> None:
         _at_least_one(self.epochs, "epochs")
 
-    def draw(self, rng: np.random.Generator, batches: int) -> int:
+    def draw(self, u: float, batches: int) -> int:
         """K."""
         return self.epochs * max(1, batches)

@@ -102,6 +102,11 @@ class Strategy(ABC):
         return ()
 
     @property
+    def client_half(self) -> tuple[str, dict[str, Any]]:
+        """The local rule this one is made for, and the parameters they must share."""
+        return "sgd", {}
+
+    @property
     def pending(self) -> int:
         """How many arrivals are held and not yet part of the model."""
         return 0

@@ -19,7 +19,7 @@ it sent to the open round too; c is the mean over the clients present.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -58,6 +58,10 @@ class ControlVariates(Buffered):
             )
         p = self.p
         self.beta = theorems.momentum(p.buffer, p.steps, p.rounds) if p.beta is None else p.beta
+
+    @property
+    def client_half(self) -> tuple[str, dict[str, Any]]:
+        return self.name.split("+")[0], {"beta": self.beta}
 
     def _allocate(self, length: int) -> None:
         super()._allocate(length)

@@ -14,6 +14,8 @@ for Federated Learning. ICML 2020. Its use under AFL: the AFA paper, table 3 (se
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .. import kernels
@@ -33,6 +35,10 @@ class Scaffold(Strategy):
     def __init_subclass__(cls) -> None:
         cls.needs = (*cls.needs, "control")
         cls.keeps = (*cls.keeps, "control", "drift", "departed")
+
+    @property
+    def client_half(self) -> tuple[str, dict[str, Any]]:
+        return "scaffold", {}
 
     def _allocate(self, length: int) -> None:
         super()._allocate(length)

@@ -1,0 +1,17 @@
+"""Datasets by name, and how their examples are split over clients.
+
+    digits = load("digits", seed=1)
+    shares = partition.create("dirichlet", digits, clients=40, seed=1, alpha=0.1, min_size=10)
+    print(shares.table(digits.train_y, digits.classes))
+
+`names()` lists the datasets, `entries()` says what each is; `register` adds one's own. `partition` has the same four.
+"""
+
+from __future__ import annotations
+
+from . import digits, partition, splits, synthetic  # noqa: F401  (importing a dataset or a split registers it)
+from .base import Dataset
+from .registry import Entry, entries, get, load, names, register
+from .shares import Partition
+
+__all__ = ["Dataset", "Entry", "Partition", "entries", "get", "load", "names", "partition", "register"]

@@ -1,0 +1,126 @@
+"""Who holds which training example.
+
+    shares = create("dirichlet", dataset, clients=40, seed=1, alpha=0.1, min_size=10)
+    shares.indices[3]                                  # the examples of client 3, sorted
+
+Every example has exactly one client, and every client has at least one example. A split is a function registered by
+name that says whose each example is; it is handed its own random stream, so one seed gives one partition:
+
+    @register("halves", source="me", description="the first half and the rest", params=Params)
+    def halves(dataset: Dataset, clients: int, params: Params, draws: np.random.Generator) -> Integers: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .. import rng
+from ..errors import InputError, ParameterError
+from ..params import Params
+from ..registry import Registry
+from .base import Dataset, Integers
+from .checks import integer
+from .shares import Partition
+
+__all__ = ["Entry", "Partition", "Split", "create", "entries", "get", "names", "register"]
+
+P = TypeVar("P", bound=Params)
+
+Split = Callable[[Dataset, int, P, np.random.Generator], Integers]
+"""From a dataset, a number of clients, checked parameters and a stream to the client of each training example."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about a registered split."""
+
+    name: str
+    split: Split[Any]
+    params: type[Params]
+    source: str
+    description: str
+    keyed: bool
+
+    def describe(self) -> dict[str, Any]:
+        """JSON values for `aflock list partitions --json`."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "description": self.description,
+            "keyed": self.keyed,
+            "module": self.split.__module__,
+            "parameters": self.params.describe(),
+        }
+
+
+_ENTRIES: Registry[Entry] = Registry("partition")
+
+
+def register(
+    name: str, *, source: str, description: str, params: type[P], keyed: bool = False
+) -> Callable[[Split[P]], Split[P]]:
+    """Decorator that makes a split known by name; a `keyed` one needs a dataset with keys."""
+
+    def add(split: Split[P]) -> Split[P]:
+        _ENTRIES.add(name, Entry(name, split, params, source, description, keyed))
+        return split
+
+    return add
+
+
+def create(kind: str, dataset: Dataset, clients: int | None, *, seed: int = 0, **params: Any) -> Partition:
+    """The training examples of `dataset` split over clients 0 .. clients-1; None means one per key of the data."""
+    entry = get(kind)
+    checked = entry.params.build(kind, params)
+    number = _clients(entry, dataset, clients)
+    owners = entry.split(dataset, number, checked, rng.stream(integer(seed, "seed"), "partition", kind))
+    return _grouped(kind, np.asarray(owners), number, len(dataset.train_y))
+
+
+def get(name: str) -> Entry:
+    """The entry of that name."""
+    return _ENTRIES.get(name)
+
+
+def names() -> list[str]:
+    """All registered names, sorted."""
+    return _ENTRIES.names()
+
+
+def entries() -> list[Entry]:
+    """All registered splits, by name."""
+    return list(_ENTRIES)
+
+
+def _clients(entry: Entry, dataset: Dataset, clients: int | None) -> int:
+    examples = len(dataset.train_y)
+    if entry.keyed and dataset.keys is None:
+        raise ParameterError(f"{entry.name}: the dataset {dataset.name!r} has no keys; choose another partition for it")
+    if clients is None:
+        if dataset.keys is None or not entry.keyed:
+            raise ParameterError(f"{entry.name}: clients=None is not valid; expected a number of clients")
+        return len(np.unique(dataset.keys))
+    number = integer(clients, "clients", 1)
+    if number > examples:
+        raise ParameterError(
+            f"clients={number} is more than the {examples} training examples of {dataset.name!r}; "
+            f"use at most {examples} clients"
+        )
+    return number
+
+
+def _grouped(kind: str, owners: Integers, clients: int, examples: int) -> Partition:
+    # The built-in splits cannot fail here; somebody's own can.
+    if owners.shape != (examples,) or owners.dtype.kind not in "iu":
+        raise InputError(f"partition {kind!r} did not name one client for each of the {examples} examples")
+    if owners.min() < 0 or owners.max() >= clients:
+        raise InputError(f"partition {kind!r} named a client outside 0 to {clients - 1}")
+    sizes = np.bincount(owners, minlength=clients)
+    if not sizes.all():
+        raise InputError(f"partition {kind!r} left client {sizes.argmin()} without examples; use fewer clients")
+    order = np.argsort(owners, kind="stable")
+    return Partition(tuple(np.split(order, np.cumsum(sizes)[:-1])))

@@ -1,0 +1,82 @@
+"""Datasets by name.
+
+    @register("coins", source="my desk", description="heads or tails", params=CoinParams)
+    def coins(params: CoinParams, seed: int) -> Dataset: ...
+
+A loader without parameters is registered with `params=Params`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..errors import InputError
+from ..params import Params
+from ..registry import Registry
+from .base import Dataset
+from .checks import integer
+
+P = TypeVar("P", bound=Params)
+
+Loader = Callable[[P, int], Dataset]
+"""From checked parameters and a seed to a dataset: the same both, the same data."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about a registered dataset."""
+
+    name: str
+    loader: Loader[Any]
+    params: type[Params]
+    source: str
+    description: str
+
+    def describe(self) -> dict[str, Any]:
+        """JSON values for `aflock list datasets --json`."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "description": self.description,
+            "module": self.loader.__module__,
+            "parameters": self.params.describe(),
+        }
+
+
+_ENTRIES: Registry[Entry] = Registry("dataset")
+
+
+def register(name: str, *, source: str, description: str, params: type[P]) -> Callable[[Loader[P]], Loader[P]]:
+    """Decorator that makes a loader known by name."""
+
+    def add(loader: Loader[P]) -> Loader[P]:
+        _ENTRIES.add(name, Entry(name, loader, params, source, description))
+        return loader
+
+    return add
+
+
+def load(name: str, *, seed: int = 0, **params: Any) -> Dataset:
+    """The dataset of that name, with keyword parameters; unknown ones are an error."""
+    entry = get(name)
+    dataset = entry.loader(entry.params.build(name, params), integer(seed, "seed"))
+    if not isinstance(dataset, Dataset):
+        raise InputError(f"the loader of {name!r} returned a {type(dataset).__name__}; expected a Dataset")
+    return dataset
+
+
+def get(name: str) -> Entry:
+    """The entry of that name."""
+    return _ENTRIES.get(name)
+
+
+def names() -> list[str]:
+    """All registered names, sorted."""
+    return _ENTRIES.names()
+
+
+def entries() -> list[Entry]:
+    """All registered datasets, by name."""
+    return list(_ENTRIES)

@@ -1,0 +1,84 @@
+"""Progress of long work: one bar on a terminal, a plain line now and then elsewhere, nothing when asked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from .sim.experiment import Experiment
+from .sim.simulation import Simulation
+
+_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_UPDATES = 0.1
+
+
+class Progress:
+    """Counts uploads (or versions, or time: whatever the budget limits) over one run or several."""
+
+    def __init__(self, experiment: Experiment, *, quiet: bool, runs: int = 1) -> None:
+        budget = experiment.section("budget")
+        limits = {"uploads": budget.uploads, "versions": budget.versions, "time": budget.time}
+        self._unit, self._limit = next((unit, limit) for unit, limit in limits.items() if limit is not None)
+        self._runs = runs
+        self._done = 0
+        self._current: tuple[str, int] | None = None
+        self._quiet = quiet
+        self._bar: Any = None
+        self._task: Any = None
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            self._bar = _bar()
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._limit * self._runs, detail="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update_named(self, name: str, seed: int, simulation: Simulation) -> None:
+        """A step of one of several runs."""
+        if self._current is not None and self._current != (name, seed):
+            self._done += 1
+        self._current = (name, seed)
+        self.update(simulation)
+
+    def update(self, simulation: Simulation) -> None:
+        """A step of the run; most are passed over, so that watching costs nothing."""
+        now = time.monotonic()
+        pause = _SECONDS_BETWEEN_UPDATES if self._bar is not None else _SECONDS_BETWEEN_LINES
+        if self._quiet or now - self._spoke < pause:
+            return
+        self._spoke = now
+        tally, last = simulation.engine.tally, simulation.measurements[-1]
+        spent = {"uploads": tally.uploads, "versions": simulation.strategy.version, "time": simulation.engine.clock.now}
+        detail = (
+            f"{simulation.strategy.name}  version {simulation.strategy.version}  accuracy {last.accuracy:.3f}  "
+            f"staleness {tally.staleness_mean:.1f}"
+        )
+        total = self._done * self._limit + spent[self._unit]
+        if self._bar is not None:
+            self._bar.update(self._task, completed=total, detail=detail)
+        else:
+            share = total / (self._limit * self._runs)
+            print(f"{share:4.0%}  {spent['uploads']} uploads  {detail}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Rich
+
+    columns = (
+        TextColumn("{task.percentage:>3.0f}%"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}"),
+    )
+    return Rich(*columns, console=Console(stderr=True), transient=True)

@@ -1,0 +1,200 @@
+"""How long a job takes: distributions as quantile functions.
+
+    delay.quantile(u),   u uniform on (0, 1)
+
+One number per job decides its duration, and that number depends on the schedule's seed, the client and the number of
+the job alone (`rng.fraction`): every rule meets the same durations, and adding a client changes nobody else's.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, TypeVar
+
+from ..errors import ParameterError
+from ..params import Params, non_negative, positive, unit
+from ..registry import Registry
+
+D = TypeVar("D", bound="type[Delay]")
+
+
+class Delay(ABC):
+    """A distribution of durations."""
+
+    def __init__(self, params: Params) -> None:
+        self.p = params
+
+    @abstractmethod
+    def quantile(self, u: float) -> float:
+        """The duration below which a part u of all jobs stay."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known about a registered delay."""
+
+    name: str
+    cls: type[Delay]
+    params: type[Params]
+    description: str
+
+    def describe(self) -> dict[str, Any]:
+        """JSON values for `aflock list delays --json`."""
+        return {"name": self.name, "description": self.description, "parameters": self.params.describe()}
+
+
+_ENTRIES: Registry[Entry] = Registry("delay")
+
+
+def register(name: str, *, description: str, params: type[Params]) -> Callable[[D], D]:
+    """Class decorator that makes a delay known by name."""
+
+    def add(cls: D) -> D:
+        _ENTRIES.add(name, Entry(name, cls, params, description))
+        return cls
+
+    return add
+
+
+def create(name: str, **params: Any) -> Delay:
+    """The delay of that name."""
+    entry = _ENTRIES.get(name)
+    return entry.cls(entry.params.build(f"delay {name}", params))
+
+
+def names() -> list[str]:
+    """All registered names, sorted."""
+    return _ENTRIES.names()
+
+
+def entries() -> list[Entry]:
+    """All registered delays, by name."""
+    return list(_ENTRIES)
+
+
+@dataclass(frozen=True)
+class ConstantParams(Params):
+    """Parameters of a constant delay."""
+
+    value: float = positive(1.0, "the duration of every job")
+
+
+@register("constant", description="every job takes the same time", params=ConstantParams)
+class Constant(Delay):
+    """F^-1(u) = value."""
+
+    p: ConstantParams
+
+    def quantile(self, u: float) -> float:
+        """The value."""
+        return self.p.value
+
+
+@dataclass(frozen=True)
+class UniformParams(Params):
+    """Parameters of a uniform delay."""
+
+    low: float = non_negative(0.5, "shortest duration")
+    high: float = positive(1.5, "longest duration")
+
+
+@register("uniform", description="uniform between two durations", params=UniformParams)
+class Uniform(Delay):
+    """F^-1(u) = low + u*(high - low)."""
+
+    p: UniformParams
+
+    def __init__(self, params: UniformParams) -> None:
+        super().__init__(params)
+        if self.p.low > self.p.high:
+            raise ParameterError(f"delay uniform: low={self.p.low:g} exceeds high={self.p.high:g}; swap them")
+
+    def quantile(self, u: float) -> float:
+        """Between low and high."""
+        return self.p.low + u * (self.p.high - self.p.low)
+
+
+@dataclass(frozen=True)
+class ExponentialParams(Params):
+    """Parameters of an exponential delay."""
+
+    mean: float = positive(1.0, "mean duration")
+
+
+@register("exponential", description="exponential with a given mean", params=ExponentialParams)
+class Exponential(Delay):
+    """F^-1(u) = -mean*ln(1-u)."""
+
+    p: ExponentialParams
+
+    def quantile(self, u: float) -> float:
+        """Memoryless."""
+        return -self.p.mean * math.log1p(-u)
+
+
+@dataclass(frozen=True)
+class LognormalParams(Params):
+    """Parameters of a lognormal delay."""
+
+    mean: float = positive(1.0, "mean duration")
+    sigma: float = positive(0.5, "standard deviation of the logarithm")
+
+
+@register("lognormal", description="lognormal with a given mean", params=LognormalParams)
+class Lognormal(Delay):
+    """F^-1(u) = mean*exp(sigma*Phi^-1(u) - sigma^2/2)."""
+
+    p: LognormalParams
+
+    def quantile(self, u: float) -> float:
+        """Many short, some long."""
+        return self.p.mean * math.exp(self.p.sigma * _NORMAL.inv_cdf(u) - self.p.sigma**2 / 2)
+
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class ParetoParams(Params):
+    """Parameters of a Pareto delay."""
+
+    scale: float = positive(1.0, "shortest duration")
+    shape: float = positive(2.0, "tail index: the smaller, the heavier; at 1 and below the mean is infinite")
+
+
+@register("pareto", description="Pareto: a heavy tail of stragglers", params=ParetoParams)
+class Pareto(Delay):
+    """F^-1(u) = scale*(1-u)^(-1/shape)."""
+
+    p: ParetoParams
+
+    def quantile(self, u: float) -> float:
+        """Mostly short, sometimes endless."""
+        return float(self.p.scale * (1.0 - u) ** (-1.0 / self.p.shape))
+
+
+@dataclass(frozen=True)
+class MixtureParams(Params):
+    """Parameters of a fast/slow mixture."""
+
+    fast: float = positive(1.0, "mean duration of a fast job")
+    slow: float = positive(8.0, "mean duration of a slow job")
+    slow_share: float = unit(0.5, "part of the jobs that is slow", zero=True, one=True)
+
+
+@register("mixture", description="exponential, fast or slow by chance, job by job", params=MixtureParams)
+class Mixture(Delay):
+    """F^-1 of each part, on its own stretch of u."""
+
+    p: MixtureParams
+
+    def quantile(self, u: float) -> float:
+        """A job is slow if u falls into the last slow_share."""
+        split = 1.0 - self.p.slow_share
+        if u < split:
+            return -self.p.fast * math.log1p(-u / split)
+        return -self.p.slow * math.log1p(-(u - split) / self.p.slow_share)

@@ -1,0 +1,231 @@
+"""The engine: feeds a coordinator with arrivals in the order of the clock, and knows no rule by name.
+
+Three ways to simulate asynchrony (the papers use all of them):
+
+    events     every client has a clock; a job takes compute plus network time; the server acts on each arrival
+    ticks      delays count server ticks; all jobs that come due in a tick are delivered in it, in client order
+    sampled    every server step draws clients from an arrival process, and each starts from a model of the past
+
+The first two differ in the clock alone: in ticks a delay is rounded down to whole ticks, at least one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..coordinator import Coordinator
+from ..errors import AflockError
+from ..local import Memory
+from ..types import Job, Receipt, Update
+from .clock import Clock
+from .executors import Executor, Order
+from .fleet import Fleet
+from .workshop import Workshop
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When a run ends: at the first of these."""
+
+    uploads: float = math.inf
+    versions: float = math.inf
+    time: float = math.inf
+
+
+@dataclass
+class Tally:
+    """What a run has cost so far."""
+
+    uploads: int = 0
+    gradients: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    rejected: int = 0
+    by_client: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def staleness_mean(self) -> float:
+        """Over all uploads."""
+        return self.staleness_sum / self.uploads if self.uploads else 0.0
+
+    @property
+    def largest_share(self) -> float:
+        """The part of the uploads that came from the busiest client."""
+        return max(self.by_client.values(), default=0) / self.uploads if self.uploads else 0.0
+
+
+class Stalled(AflockError):
+    """Nothing is under way and nobody can be given a job: the run cannot go on."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something on the clock: a job that comes back or runs out of time, a client that comes or goes."""
+
+    kind: str  # "job", "lease", "join", "leave", "away" or "back"
+    client: int
+    number: int = 0
+
+
+class Engine:
+    """One run in virtual time, in the protocols `events` and `ticks`."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        fleet: Fleet,
+        workshop: Workshop,
+        executor: Executor,
+        *,
+        budget: Budget,
+        ticks: bool = False,
+        on_upload: Callable[[Engine, Receipt], None] | None = None,
+    ) -> None:
+        self.coordinator = coordinator
+        self.fleet = fleet
+        self.workshop = workshop
+        self.executor = executor
+        self.budget = budget
+        self.ticks = ticks
+        self.clock: Clock[Item] = Clock()
+        self.tally = Tally()
+        self.memories: dict[int, Memory] = {}
+        self.numbers: dict[int, int] = {}
+        self.delays: dict[int, int] = {}
+        self._on_upload = on_upload
+
+    # -- the run ----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        """Puts all comings and goings on the clock that are known beforehand."""
+        for change in self.fleet.planned():
+            self.clock.at(change.time, Item(change.kind, change.client))
+        if self.fleet.p.on is not None:
+            for client in self.fleet.initial():
+                self.clock.at(self.fleet.turn(client, 0), Item("away", client, 0))
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """To the end of the budget, or until `stop` says so between two steps; whether the end was reached."""
+        while not self.finished:
+            if stop():
+                return False
+            self.step()
+        return True
+
+    @property
+    def finished(self) -> bool:
+        """Whether the budget is spent."""
+        tally, version = self.tally, self.coordinator.strategy.version
+        spent = tally.uploads >= self.budget.uploads or version >= self.budget.versions
+        return spent or self.clock.now >= self.budget.time
+
+    def step(self) -> None:
+        """Hands out what can be handed out, then lets the next thing happen (in ticks: all of the next tick)."""
+        for job in self.coordinator.dispatch(self.clock.now):
+            self._send(job)
+        if not len(self.clock):
+            raise Stalled(self._why_stalled())
+        if self.clock.upcoming >= self.budget.time:
+            self.clock.now = self.budget.time
+            return
+        if not self.ticks:
+            self._happen(self.clock.next())
+            return
+        due = self.clock.upcoming
+        items = []
+        while len(self.clock) and self.clock.upcoming == due:
+            items.append(self.clock.next())
+        for item in sorted(items, key=lambda item: (item.kind == "job", item.client)):
+            if not self.finished:
+                self._happen(item)
+
+    def _why_stalled(self) -> str:
+        waiting = len(self.coordinator.working)
+        return (
+            f"at time {self.clock.now:g} nothing is under way: {waiting} jobs never return and no idle client may be "
+            "given another; set fleet.lease, raise concurrency, or lower fleet.silent_share"
+        )
+
+    # -- what can happen --------------------------------------------------------------------------------------------
+
+    def _send(self, job: Job) -> None:
+        client = job.client
+        number = self.numbers[client] = self.numbers.get(client, -1) + 1
+        steps = self.workshop.steps_of(client, number)
+        memory = self.memories.setdefault(client, {})
+        self.executor.submit(Order(job, number, steps, memory, self.delays.get(client, 0)))
+        vectors = 1 + len(job.extras)
+        size = 4 * job.model.size * (vectors + len(self.workshop.needs))
+        self.tally.bytes_down += 4 * job.model.size * vectors
+        now = self.clock.now
+        if self.fleet.returns(client, number):
+            duration = self._round(self.fleet.duration(client, number, steps, size))
+            self.clock.at(now + duration, Item("job", client, number))
+        if self.fleet.p.lease is not None:
+            self.clock.at(now + self._round(self.fleet.p.lease), Item("lease", client, number))
+
+    def _round(self, duration: float) -> float:
+        return max(1.0, math.floor(duration)) if self.ticks else duration
+
+    def _happen(self, item: Item) -> None:
+        getattr(self, f"_on_{item.kind}")(item)
+
+    def _is_open(self, item: Item) -> bool:
+        """Whether that very job is still open: it may have been dropped, or its client be gone."""
+        return self.coordinator.works(item.client) and self.numbers[item.client] == item.number
+
+    def _on_job(self, item: Item) -> None:
+        if not self._is_open(item):
+            return
+        client, ticket = item.client, self.coordinator.ticket(item.client)
+        done = self.executor.result(client)
+        update = Update(client, ticket.version, done.vectors, done.steps, self.workshop.examples(client), ticket.job)
+        receipt = self.coordinator.push(update, self.clock.now)
+        done.keep(self.memories[client], receipt)
+        self.delays[client] = receipt.staleness
+        self._count(update, receipt)
+        if self._on_upload is not None:
+            self._on_upload(self, receipt)
+
+    def _count(self, update: Update, receipt: Receipt) -> None:
+        tally = self.tally
+        tally.uploads += 1
+        tally.gradients += update.steps
+        tally.bytes_up += sum(vector.nbytes for vector in update.vectors.values())
+        tally.staleness_sum += receipt.staleness
+        tally.staleness_max = max(tally.staleness_max, receipt.staleness)
+        tally.rejected += receipt.rejected
+        tally.by_client[update.client] = tally.by_client.get(update.client, 0) + 1
+
+    def _on_lease(self, item: Item) -> None:
+        if not self._is_open(item):
+            return
+        self.executor.cancel(item.client)
+        if self.coordinator.ticket(item.client).first:  # a rule that waits for everybody must not wait for this one
+            self.coordinator.leave(item.client, self.clock.now)
+        else:
+            self.coordinator.drop(item.client, self.clock.now, "lease ran out")
+
+    def _on_leave(self, item: Item) -> None:
+        if item.client in self.coordinator.clients:
+            self.executor.cancel(item.client)
+            self.coordinator.leave(item.client, self.clock.now)
+
+    def _on_join(self, item: Item) -> None:
+        self.coordinator.join(item.client, self.clock.now)
+
+    def _on_away(self, item: Item) -> None:
+        if item.client in self.coordinator.clients:
+            self.coordinator.suspend(item.client, self.clock.now)
+            turn = self.fleet.turn(item.client, item.number + 1)
+            self.clock.at(self.clock.now + turn, Item("back", item.client, item.number + 1))
+
+    def _on_back(self, item: Item) -> None:
+        if item.client in self.coordinator.clients:
+            self.coordinator.resume(item.client, self.clock.now)
+            turn = self.fleet.turn(item.client, item.number + 1)
+            self.clock.at(self.clock.now + turn, Item("away", item.client, item.number + 1))

@@ -1,0 +1,154 @@
+"""The clients as machines: how fast each is, how far away, when it is there at all.
+
+    duration of job k of client i = speed_i * delay(u_ik) [* K]  +  latency + bytes/bandwidth
+
+Every number depends on the schedule's seed, the client and the job alone: adding a client, or running another rule,
+changes nobody else's draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import rng
+from ..errors import ParameterError
+from ..params import Params, choice, non_negative, positive, switch, unit
+from .delays import Delay
+
+_SPEED, _JOB, _LOSS, _ROLE, _TURN = range(5)
+
+
+@dataclass(frozen=True)
+class FleetParams(Params):
+    """What distinguishes the clients of a federation."""
+
+    slow_share: float = unit(0.0, "part of the clients that is slow", zero=True, one=True)
+    slowdown: float = positive(8.0, "how many times slower they are")
+    spread: float = non_negative(0.0, "standard deviation of the logarithm of every client's own speed")
+    correlate: str = choice(
+        "none", ("none", "class", "size"), "which clients are slow: any, those of the later classes, the largest"
+    )
+    per_step: bool = switch(False, "whether a delay is the time of one local step, or of the whole job")
+    latency: float = non_negative(0.0, "network time of every job")
+    bandwidth: float | None = positive(None, "bytes per unit of time, both ways; None: no limit")
+    dropout_share: float = unit(0.0, "part of the clients that leaves for good", zero=True, one=True)
+    dropout_at: float = non_negative(0.0, "when they leave")
+    late_share: float = unit(0.0, "part of the clients (the last ones) that joins late", zero=True)
+    late_at: float = non_negative(0.0, "when they join")
+    silent_share: float = unit(0.0, "part of the clients whose jobs never return", zero=True)
+    loss: float = unit(0.0, "part of the jobs that never return", zero=True)
+    lease: float | None = positive(None, "time after which a job that has not returned is given up; None: never")
+    on: float | None = positive(None, "mean time a client is there before it goes away; None: always there")
+    off: float = positive(1.0, "mean time it is away")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A client comes or goes."""
+
+    time: float
+    kind: str  # "join", "leave", "away" or "back"
+    client: int
+
+
+class Fleet:
+    """The machines of a federation."""
+
+    def __init__(
+        self,
+        clients: int,
+        delay: Delay,
+        params: FleetParams | None = None,
+        *,
+        seed: int = 0,
+        ranking: Sequence[float] | None = None,
+    ) -> None:
+        """`ranking` orders the clients for correlated speeds: the highest are the slow ones."""
+        self.p = params or FleetParams()
+        self.clients = clients
+        self.delay = delay
+        self._key = rng.key(seed, "fleet") & (2**64 - 1)
+        self.speeds = self._speeds(ranking)
+        self.roles = self._roles()
+        if not np.isin(self.roles, ("member", "late")).any():
+            raise ParameterError(
+                f"fleet: dropout_share={self.p.dropout_share:g} and silent_share={self.p.silent_share:g} leave none of "
+                f"{clients} clients; lower them"
+            )
+
+    def _uniforms(self, purpose: int) -> npt.NDArray[np.float64]:
+        return np.array([rng.fraction(self._key, purpose, client) for client in range(self.clients)])
+
+    def _speeds(self, ranking: Sequence[float] | None) -> npt.NDArray[np.float64]:
+        """Time factor of every client."""
+        u = self._uniforms(_SPEED)
+        own = np.ones(self.clients) if not self.p.spread else np.exp(self.p.spread * _normal(u))
+        if self.p.correlate != "none" and ranking is None:
+            raise ParameterError(f"fleet: correlate={self.p.correlate!r} needs data to correlate with")
+        order = u if self.p.correlate == "none" or ranking is None else np.asarray(ranking, np.float64)
+        slow = np.argsort(order, kind="stable")[self.clients - round(self.p.slow_share * self.clients) :]
+        own[slow] *= self.p.slowdown
+        return own
+
+    def _roles(self) -> npt.NDArray[np.str_]:
+        """Who joins late (the last ones), who of the others leaves for good or never answers (drawn at random)."""
+        roles = np.full(self.clients, "member", dtype="<U8")
+        late, leavers, silent = (
+            round(share * self.clients) for share in (self.p.late_share, self.p.dropout_share, self.p.silent_share)
+        )
+        if late + leavers + silent > self.clients:
+            raise ParameterError("fleet: dropout_share, late_share and silent_share add up to more than 1")
+        present = self.clients - late
+        order = np.argsort(self._uniforms(_ROLE)[:present], kind="stable")
+        roles[present:] = "late"
+        roles[order[:leavers]] = "leaver"
+        roles[order[leavers : leavers + silent]] = "silent"
+        return roles
+
+    def noise(self, client: int, job: int) -> float:
+        """u_ik."""
+        return rng.fraction(self._key, _JOB, client, job)
+
+    def returns(self, client: int, job: int) -> bool:
+        """Whether that job ever comes back."""
+        if self.roles[client] == "silent":
+            return False
+        return not self.p.loss or rng.fraction(self._key, _LOSS, client, job) >= self.p.loss
+
+    def duration(self, client: int, job: int, steps: int = 1, size: int = 0) -> float:
+        """Compute plus network time of a client's job; `size` is the bytes that travel."""
+        compute = float(self.speeds[client]) * self.delay.quantile(self.noise(client, job))
+        if self.p.per_step:
+            compute *= steps
+        transfer = 0.0 if self.p.bandwidth is None else size / self.p.bandwidth
+        return compute + self.p.latency + transfer
+
+    def initial(self) -> list[int]:
+        """The clients that are there from the start."""
+        return [client for client in range(self.clients) if self.roles[client] != "late"]
+
+    def planned(self) -> Iterator[Change]:
+        """Comings and goings whose time is fixed beforehand."""
+        for client in range(self.clients):
+            if self.roles[client] == "leaver":
+                yield Change(self.p.dropout_at, "leave", client)
+            elif self.roles[client] == "late":
+                yield Change(self.p.late_at, "join", client)
+
+    def turn(self, client: int, count: int) -> float:
+        """How long the client's count-th stretch of presence (even) or absence (odd) lasts; exponential."""
+        if self.p.on is None:
+            return math.inf
+        mean = self.p.off if count % 2 else self.p.on
+        return -mean * math.log1p(-rng.fraction(self._key, _TURN, client, count))
+
+
+def _normal(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(x) for x in u])

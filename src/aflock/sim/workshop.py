@@ -1,0 +1,90 @@
+"""What a client does with a job, as a pure function: the same job, number and memory give the same bits anywhere.
+
+A client's examples are shuffled once and kept in one block. A job starts at a random place in it and takes its batches
+one after the other, around the end: within a job no example comes twice before all have come, every example is as
+likely as any other, and a batch is a slice, not a copy. The place depends on the seed, the client and the number of the
+job alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import rng
+from ..data import Dataset, Partition
+from ..local import LocalRule, Memory, Steps, Task, Trained
+from ..models.base import Model
+from ..types import Job, Vector
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """One client's examples, shuffled, with the first batch again at the end so that no slice needs to wrap."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[Any]
+    size: int
+    batch: int
+
+    @property
+    def batches(self) -> int:
+        """Steps that make an epoch."""
+        return -(-self.size // self.batch)
+
+
+@dataclass
+class Workshop:
+    """All clients' data and the one model and rule they train with."""
+
+    dataset: Dataset
+    partition: Partition
+    model: Model
+    rule: LocalRule
+    steps: Steps
+    batch: int
+    seed: int
+    needs: tuple[str, ...]
+    changes: tuple[str, ...] = ()
+    _shelves: dict[int, Shelf] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._key = rng.key(self.seed, "batches") & (2**64 - 1)
+        self._steps_key = rng.key(self.seed, "steps") & (2**64 - 1)
+        self._gradient: Vector = np.empty(self.model.length, np.float32)
+
+    def examples(self, client: int) -> int:
+        """How many examples the client has."""
+        return len(self.partition.indices[client])
+
+    def steps_of(self, client: int, number: int) -> int:
+        """K of the client's job of that number."""
+        return self.steps.draw(rng.fraction(self._steps_key, client, number), self._shelf(client).batches)
+
+    def train(self, job: Job, number: int, steps: int, memory: Memory, delay: float) -> Trained:
+        """Works on the client's job of that number; reads the memory, changes nothing."""
+        shelf = self._shelf(job.client)
+        place = int(rng.fraction(self._key, job.client, number) * shelf.size)
+        model, out = self.model, self._gradient
+
+        def gradient(x: Vector, k: int) -> Vector:
+            begin = (place + k * shelf.batch) % shelf.size
+            end = begin + min(shelf.batch, shelf.size)
+            model.gradient(x, shelf.x[begin:end], shelf.y[begin:end], out)
+            return out
+
+        task = Task(gradient, shelf.batches)
+        return self.rule.train(job, task, steps, needs=self.needs, changes=self.changes, memory=memory, delay=delay)
+
+    def _shelf(self, client: int) -> Shelf:
+        if client not in self._shelves:
+            rows = np.array(self.partition.indices[client])
+            rng.stream(self.seed, "shelf", client).shuffle(rows)
+            batch = min(self.batch, len(rows))
+            rows = np.concatenate([rows, rows[:batch]])
+            x, y = self.dataset.train_x[rows], self.dataset.train_y[rows]
+            self._shelves[client] = Shelf(x, y, len(rows) - batch, batch)
+        return self._shelves[client]

@@ -1,0 +1,167 @@
+"""`aflock run` and `aflock compare` as a user meets them: interrupted, killed, misspelt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+AFLOCK = [sys.executable, "-m", "aflock"]
+
+EXPERIMENT = """
+[data]
+name = "synthetic"
+examples = 600
+
+[partition]
+clients = 12
+
+[strategy]
+name = "fedbuff"
+buffer = 4
+
+[clock]
+concurrency = 6
+
+[budget]
+uploads = 30000
+
+[evaluation]
+every = 5000
+
+[checkpoint]
+every = 300
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*AFLOCK, *arguments], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*AFLOCK, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
+    )
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} never came"
+        time.sleep(0.01)
+
+
+def same(a: Path, b: Path) -> None:
+    """Two runs left the same files, but for the wall time."""
+    for name in ("config.toml", "metrics.jsonl", "trace.jsonl", "model.safetensors"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    results = [json.loads((path / "result.json").read_text()) for path in (a, b)]
+    for result in results:
+        del result["wall_time"]
+    assert results[0] == results[1]
+
+
+def test_run_prints_and_writes_its_result(folder: Path) -> None:
+    done = run(folder, "run", "e.toml", "--set", "budget.uploads=200", "--json")
+    result = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert result["uploads"] == 200
+    assert json.loads((folder / "runs" / "e-fedbuff-1" / "result.json").read_text()) == result
+    run(folder, "run", "e.toml", "--set", "budget.uploads=200", "--quiet")
+    assert (folder / "runs" / "e-fedbuff-2").is_dir()
+
+
+def test_ctrl_c_saves_and_resume_ends_with_the_same_files(folder: Path) -> None:
+    run(folder, "run", "e.toml", "--out", "whole", "--quiet")
+    child = begin(folder, "run", "e.toml", "--out", "cut")
+    wait_for(folder / "cut" / "trace.jsonl")
+    time.sleep(0.3)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "interrupted and saved; go on with --resume cut" in errors
+    assert not (folder / "cut" / "result.json").exists()
+    run(folder, "run", "e.toml", "--resume", "cut", "--quiet")
+    same(folder / "whole", folder / "cut")
+
+
+def test_kill_9_at_any_moment_costs_only_time(folder: Path) -> None:
+    run(folder, "run", "e.toml", "--out", "whole", "--quiet")
+    child = begin(folder, "run", "e.toml", "--out", "cut", "--quiet")
+    wait_for(folder / "cut" / "config.toml")
+    for pause in (0.2, 0.6, 0.9):
+        time.sleep(pause)
+        if child.poll() is None:
+            os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+        if (folder / "cut" / "result.json").exists():
+            break
+        child = begin(folder, "run", "e.toml", "--resume", "cut", "--quiet")
+    child.communicate(timeout=120)
+    same(folder / "whole", folder / "cut")
+    assert not list((folder / "cut").glob(".*")), "no half-written file is left behind"
+
+
+def test_bad_input_is_one_line_and_exit_code_2(folder: Path) -> None:
+    cases = {
+        ("run", "none.toml"): "none.toml does not exist",
+        ("run", "e.toml", "--set", "strategy.bufer=3"): "did you mean 'buffer'",
+        ("run", "e.toml", "--set", "clock.concurrency=99"): "exceeds the 12 clients",
+        ("run", "e.toml", "--set", "partition.alpha=-1"): "alpha=-1 is not valid",
+        ("run", "e.toml", "--resume", "nowhere"): "is not the folder of a run",
+        ("compare", "e.toml", "--strategies", "ace,fedbuf"): "did you mean 'fedbuff'",
+    }
+    for arguments, text in cases.items():
+        done = run(folder, *arguments, code=2)
+        assert text in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+    assert not (folder / "runs").exists(), "nothing is made for what cannot run"
+
+
+def test_compare_writes_table_json_and_figure(folder: Path) -> None:
+    arguments = ["compare", "e.toml", "--strategies", "ace,fedbuff:buffer=2,fedavg", "--seeds", "2"]
+    done = run(
+        folder, *arguments, "--set", "budget.uploads=200", "--set", "evaluation.every=50", "--out", "c", "--quiet"
+    )
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    found = json.loads((folder / "c" / "comparison.json").read_text())
+    assert set(found) == {"ace", "fedbuff:buffer=2", "fedavg"}
+    assert all(len(listed) == 2 for listed in found.values())
+    assert (folder / "c" / "comparison.png").stat().st_size > 5000
+    assert "exists already" in run(folder, *arguments, "--out", "c", code=2).stderr
+
+
+def test_config_explains_and_resolves(folder: Path) -> None:
+    assert "[fleet]" in run(folder, "config", "--explain").stdout
+    example = run(folder, "config", "--example").stdout
+    (folder / "x.toml").write_text(example)
+    assert run(folder, "config", "x.toml").stdout == example
+
+
+def test_lists(folder: Path) -> None:
+    for what in ("datasets", "partitions", "models", "delays"):
+        names = [entry["name"] for entry in json.loads(run(folder, "list", what, "--json").stdout)]
+        text = run(folder, "list", what).stdout
+        assert names
+        assert all(name in text for name in names)
+
+
+def test_demo(folder: Path) -> None:
+    done = run(folder, "demo", "--uploads", "120")
+    assert "slow clients hold other digits" in done.stdout
+    assert "accuracy lost when speed goes with the data" in done.stdout
+    assert (folder / "runs" / "demo" / "demo.png").stat().st_size > 10_000

@@ -1,0 +1,242 @@
+"""The engine and the experiment around it: fair, repeatable, resumable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aflock import runs, state, strategies
+from aflock.errors import InputError, ParameterError, StateError
+from aflock.events import Event
+from aflock.sim.engine import Stalled
+from aflock.sim.experiment import ConfigError, Experiment, explain
+from aflock.sim.simulation import Simulation
+
+SMALL = [
+    "data.name=synthetic",
+    "data.examples=400",
+    "data.features=6",
+    "data.classes=3",
+    "partition.clients=8",
+    "partition.alpha=0.5",
+    "budget.uploads=120",
+    "evaluation.every=30",
+    "training.batch=8",
+]
+
+
+def experiment(*changes: str) -> Experiment:
+    return Experiment.build({}, [*SMALL, *changes])
+
+
+def simulated(*changes: str, **options: Any) -> Simulation:
+    simulation = Simulation(experiment(*changes), **options)
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("name", [*strategies.names(), "fedbuff+scaffold", "ace:memory=client"])
+def test_every_rule_runs_and_repeats_to_the_last_bit(name: str) -> None:
+    variants = [experiment().variant(name, 0) for _ in range(2)]
+    first, second = (Simulation(variant) for variant in variants)
+    first.run()
+    second.run()
+    assert replace(first.result(), wall_time=0) == replace(second.result(), wall_time=0)
+    assert first.result().uploads == 120
+    assert np.isfinite(first.result().loss)
+    other = Simulation(experiment().variant(name, 1))
+    other.run()
+    assert other.result().model_sha256 != first.result().model_sha256
+
+
+@pytest.mark.parametrize("name", [*strategies.names(), "fedbuff+scaffold", "ace:memory=client"])
+@pytest.mark.parametrize("protocol", ["events", "ticks"])
+def test_going_on_from_any_step_gives_the_same_bits(name: str, protocol: str, tmp_path: Path) -> None:
+    chosen = experiment(
+        f"clock.protocol={protocol}", "clock.concurrency=5", "fleet.lease=6", "fleet.loss=0.1", "fleet.on=20",
+        "fleet.dropout_share=0.2", "fleet.dropout_at=10", "fleet.late_share=0.2", "fleet.late_at=5", "delays.mean=3",
+        "partition.clients=10",
+    ).variant(name, 0)  # fmt: skip
+    whole = Simulation(chosen)
+    whole.run()
+    cut = Simulation(chosen)
+    cut.start()
+    for _ in range(60):
+        if not cut.engine.finished:
+            cut.engine.step()
+    state.save(tmp_path / "s", cut.state_dict())
+    resumed = Simulation(chosen)
+    resumed.load_state_dict(state.load(tmp_path / "s"))
+    resumed.run()
+    assert replace(resumed.result(), wall_time=0) == replace(whole.result(), wall_time=0)
+    assert resumed.measurements == whole.measurements
+
+
+def test_every_rule_meets_the_same_durations() -> None:
+    """The n-th job of a client takes the same time under every rule that never waits."""
+    seen = {}
+    for name in ("asgd", "fedbuff", "ca2fl", "fedasync"):
+        events: list[Event] = []
+        Simulation(experiment().variant(name, 0), on_event=events.append).run()
+        seen[name] = [(e.time, e.client) for e in events if e.kind == "arrival"]
+    assert seen["asgd"] == seen["fedbuff"] == seen["ca2fl"] == seen["fedasync"]
+
+
+def test_every_rule_starts_from_the_same_model() -> None:
+    starts = {s.measurements[0].loss for s in (simulated("strategy.name=asgd"), simulated("strategy.name=fedavg"))}
+    assert len(starts) == 1
+
+
+def test_waiting_costs_virtual_time() -> None:
+    slow = ["fleet.slow_share=0.25", "fleet.slowdown=20"]
+    assert (
+        simulated("strategy.name=fedavg", *slow).result().virtual_time
+        > 5 * simulated("strategy.name=fedbuff", *slow).result().virtual_time
+    )
+
+
+def test_ticks_deliver_in_client_order() -> None:
+    events: list[Event] = []
+    simulated(
+        "clock.protocol=ticks", "delays.name=constant", "delays.value=2.7", "strategy.name=asgd", on_event=events.append
+    )
+    arrivals = [(e.time, e.client) for e in events if e.kind == "arrival"]
+    assert arrivals == sorted(arrivals)
+    assert {time for time, _ in arrivals} == {2.0 * k for k in range(1, 16)}
+
+
+def test_uploads_follow_the_speeds() -> None:
+    """Half of the clients four times slower: four fifths of the uploads come from the others."""
+    s = simulated("budget.uploads=2000", "fleet.slow_share=0.5", "fleet.slowdown=4", "strategy.name=asgd")
+    fast = sum(count for client, count in s.engine.tally.by_client.items() if s.fleet.speeds[client] == 1.0)
+    assert fast / 2000 == pytest.approx(0.8, abs=0.04)
+
+
+def test_clients_leave_join_and_go_silent() -> None:
+    """20 clients: 5 leave for good, 2 join late, 2 never answer and are given up when their lease runs out."""
+    fleet = {"dropout_share": 0.25, "dropout_at": 30.0, "late_share": 0.1, "late_at": 20.0}
+    fleet |= {"silent_share": 0.1, "lease": 15.0}
+    changes = [f"fleet.{key}={value}" for key, value in fleet.items()]
+    events: list[Event] = []
+    s = simulated("partition.clients=20", "budget.uploads=1500", "strategy.name=ace", *changes, on_event=events.append)
+    kinds = Counter(e.kind for e in events)
+    assert (kinds["leave"], kinds["join"]) == (5 + 2, 2)
+    assert s.strategy.n == 20 - 5 - 2
+    silent = {client for client in range(20) if s.fleet.roles[client] == "silent"}
+    assert not silent & set(s.engine.tally.by_client)
+
+
+def test_a_first_gradient_that_never_comes_stalls_with_advice() -> None:
+    with pytest.raises(Stalled, match=r"set fleet\.lease, raise concurrency, or lower"):
+        simulated("strategy.name=ace", "fleet.silent_share=0.2")
+
+
+def test_the_tally_adds_up() -> None:
+    s = simulated("strategy.name=fedbuff", "training.steps=3")
+    result, d = s.result(), s.model.length
+    assert result.gradient_evaluations == 3 * result.uploads
+    assert result.bytes_up == 4 * d * result.uploads
+    assert sum(s.engine.tally.by_client.values()) == result.uploads
+    assert result.versions == 12
+
+
+def test_the_budget_ends_a_run() -> None:
+    assert simulated("budget.uploads=50").result().uploads == 50
+    by_versions = Simulation(Experiment.build({"budget": {"versions": 7}}, [c for c in SMALL if "budget" not in c]))
+    by_versions.run()
+    assert by_versions.result().versions == 7
+    by_time = Simulation(Experiment.build({"budget": {"time": 3.5}}, [c for c in SMALL if "budget" not in c]))
+    by_time.run()
+    assert by_time.result().virtual_time == 3.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (["clock.concurrency=9"], "concurrency = 9 exceeds the 8 clients; lower it"),
+        (["partition.clients=1000"], "1000"),
+        (["strategy.name=fedavg", "strategy.buffer=9"], "buffer=9 can never fill with 8 clients"),
+        (["fleet.dropout_share=1.0"], "leave none of 8 clients"),
+    ],
+)
+def test_impossible_experiments(changes: list[str], text: str) -> None:
+    with pytest.raises(ParameterError, match=text):
+        Simulation(experiment(*changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (["strategi.name=ace"], r"there is no section \[strategi\]; did you mean 'strategy'"),
+        (["strategy.name=aze"], r"\[strategy\] name = 'aze' is not known; did you mean 'ace'"),
+        (["strategy.name=ace", "strategy.l=1"], r"\[strategy\] ace has no parameter 'l'; did you mean 'lr'"),
+        (["partition.alpha=0"], r"alpha=0 is not valid; expected a positive number"),
+        (["clock.protocol=event"], "expected one of 'events', 'ticks'"),
+        (["budget"], "is not of the form section.key=value"),
+        (["seeds.data=-1"], "data=-1 is not valid"),
+        (["fleet.slow_share=2"], "slow_share=2 is not valid"),
+    ],
+)
+def test_bad_experiments(changes: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        experiment(*changes)
+
+
+def test_the_resolved_file_is_the_experiment(tmp_path: Path) -> None:
+    made = experiment("strategy.name=fedbuff", "strategy.buffer=3", "clock.concurrency=4")
+    (tmp_path / "e.toml").write_text(made.text())
+    assert Experiment.read(tmp_path / "e.toml").text() == made.text()
+
+
+def test_changing_the_name_of_a_section_forgets_the_other_names_parameters() -> None:
+    made = Experiment.build({"strategy": {"name": "fedbuff", "buffer": 3}}, ["strategy.name=ace"])
+    assert made.section("strategy").name == "ace"
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist; `aflock config --example` prints one"):
+        Experiment.read(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[strategy\n")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        Experiment.read(tmp_path / "bad.toml")
+    (tmp_path / "value.toml").write_text("strategy = 3\n")
+    with pytest.raises(ConfigError, match="strategy is a value; expected a section"):
+        Experiment.read(tmp_path / "value.toml")
+
+
+def test_every_key_is_explained() -> None:
+    text = explain()
+    for section, values in experiment().resolved().items():
+        assert f"[{section}]" in text
+        if section not in ("data", "strategy"):
+            assert all(f"    {key} = " in text for key in values), section
+
+
+def test_a_state_of_another_experiment_is_refused() -> None:
+    a = Simulation(experiment())
+    a.start()
+    with pytest.raises(StateError, match="belongs to another experiment"):
+        Simulation(experiment("strategy.lr=0.2")).load_state_dict(a.state_dict())
+
+
+def test_a_run_leaves_its_files(tmp_path: Path) -> None:
+    result = runs.run(experiment(), tmp_path / "r")
+    names = {path.name for path in (tmp_path / "r").iterdir()}
+    assert names == {"config.toml", "metrics.jsonl", "trace.jsonl", "model.safetensors", "result.json", "accuracy.png"}
+    model = state.load(tmp_path / "r" / "model.safetensors")["model"]
+    import hashlib
+
+    assert hashlib.sha256(model.tobytes()).hexdigest() == result.model_sha256
+    with pytest.raises(InputError, match="exists already; choose another --out, or --resume"):
+        runs.run(experiment(), tmp_path / "r")
+    with pytest.raises(InputError, match="has ended already"):
+        runs.resume(experiment(), tmp_path / "r")
+    with pytest.raises(InputError, match="was run with another experiment"):
+        runs.resume(experiment("strategy.lr=0.2"), tmp_path / "r")
+    with pytest.raises(InputError, match="is not the folder of a run"):
+        runs.resume(experiment(), tmp_path)

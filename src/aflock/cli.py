@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"aflock: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt as interrupt:
-        print(f"aflock: {interrupt or 'interrupted'}", file=sys.stderr)
+        print(f"aflock: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         return 130
     return code
 
@@ -73,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", metavar="FOLDER", help="write table, JSON and figure there")
     _add_output(compare)
     compare.set_defaults(run=_compare)
+
+    replay = commands.add_parser("replay", help="what would another rule have done with the arrivals of a run?")
+    replay.add_argument("trace", help="the trace.jsonl of a run")
+    replay.add_argument("--strategy", metavar="NAME", help="another rule; fedbuff:buffer=5 sets a parameter")
+    replay.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    replay.set_defaults(run=_replay)
 
     config = commands.add_parser("config", help="explain the experiment file, or check one")
     config.add_argument("file", nargs="?", help="print this file with every default filled in")
@@ -149,12 +155,7 @@ def _run(options: argparse.Namespace) -> int:
         else:
             folder = Path(options.out) if options.out else _free_folder(options.file, experiment)
             result = runs.run(experiment, folder, watch=progress.update)
-    described = asdict(result)
-    if options.json:
-        print(json.dumps(described, indent=2))
-    else:
-        print("\n".join(f"{name:<22}{value}" for name, value in described.items()))
-        print(f"{'folder':<22}{folder}")
+    _print_result(asdict(result) | ({} if options.json else {"folder": folder}), options.json)
     return 0
 
 
@@ -191,6 +192,27 @@ def _compare(options: argparse.Namespace) -> int:
         figures.accuracy_figure(folder / "comparison.png", curves, Path(options.file).stem, list(figures.AXES)[:3])
     print(json.dumps(described) if options.json else table)
     return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from .sim import replay
+    from .sim.experiment import Experiment
+    from .sim.simulation import Simulation
+
+    trace = Path(options.trace)
+    experiment = Experiment.read(trace.with_name("config.toml"))
+    simulation = Simulation(experiment.variant(options.strategy, 0) if options.strategy else experiment)
+    skipped = replay.replay(simulation, replay.read(trace))
+    described = asdict(simulation.result()) | {"skipped": skipped}
+    _print_result(described, options.json)
+    return 0
+
+
+def _print_result(described: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(described, indent=2))
+    else:
+        print("\n".join(f"{name:<22}{value}" for name, value in described.items()))
 
 
 def _config(options: argparse.Namespace) -> int:

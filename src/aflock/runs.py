@@ -120,7 +120,9 @@ class _Recorder:
                 file.close()
 
     def _on_event(self, event: Event) -> None:
-        line = {name: value for name, value in asdict(event).items() if value not in (None, "", False)}
+        line = {
+            name: value for name, value in asdict(event).items() if not (value is None or value is False or value == "")
+        }
         self._files["trace"].write(json.dumps(line) + "\n")
 
     def _on_measurement(self, measurement: Measurement) -> None:

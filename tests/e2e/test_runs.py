@@ -165,3 +165,16 @@ def test_demo(folder: Path) -> None:
     assert "slow clients hold other digits" in done.stdout
     assert "accuracy lost when speed goes with the data" in done.stdout
     assert (folder / "runs" / "demo" / "demo.png").stat().st_size > 10_000
+
+
+def test_replay_of_the_same_rule_is_the_same_model(folder: Path) -> None:
+    arguments = ["--set", "budget.uploads=400", "--set", "fleet.loss=0.1", "--set", "fleet.lease=5", "--json"]
+    done = json.loads(run(folder, "run", "e.toml", "--out", "r", *arguments).stdout)
+    again = json.loads(run(folder, "replay", "r/trace.jsonl", "--json").stdout)
+    for key in ("model_sha256", "uploads", "versions", "virtual_time", "staleness_mean", "accuracy"):
+        assert again[key] == done[key], key
+    other = json.loads(run(folder, "replay", "r/trace.jsonl", "--strategy", "ace:lr=0.5", "--json").stdout)
+    assert (other["strategy"], other["uploads"]) == ("ace", done["uploads"] - other["skipped"])
+    assert "does not exist" in run(folder, "replay", "r/none.jsonl", code=2).stderr
+    (folder / "r" / "bad.jsonl").write_text('{"kind": "pull", "time": 0, "client": 1}\n{"kind"}\n')
+    assert "line 2 is not an event" in run(folder, "replay", "r/bad.jsonl", code=2).stderr

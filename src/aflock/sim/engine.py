@@ -126,14 +126,14 @@ class Engine:
     def step(self) -> None:
         """Hands out what can be handed out, then lets the next thing happen (in ticks: all of the next tick)."""
         for job in self.coordinator.dispatch(self.clock.now):
-            self._send(job)
+            self.send(job)
         if not len(self.clock):
             raise Stalled(self._why_stalled())
         if self.clock.upcoming >= self.budget.time:
             self.clock.now = self.budget.time
             return
         if not self.ticks:
-            self._happen(self.clock.next())
+            self.deliver(self.clock.next())
             return
         due = self.clock.upcoming
         items = []
@@ -141,7 +141,7 @@ class Engine:
             items.append(self.clock.next())
         for item in sorted(items, key=lambda item: (item.kind == "job", item.client)):
             if not self.finished:
-                self._happen(item)
+                self.deliver(item)
 
     def _why_stalled(self) -> str:
         waiting = len(self.coordinator.working)
@@ -152,7 +152,8 @@ class Engine:
 
     # -- what can happen --------------------------------------------------------------------------------------------
 
-    def _send(self, job: Job) -> None:
+    def send(self, job: Job) -> None:
+        """A job has been handed out: puts its return on the clock."""
         client = job.client
         number = self.numbers[client] = self.numbers.get(client, -1) + 1
         steps = self.workshop.steps_of(client, number)
@@ -171,7 +172,8 @@ class Engine:
     def _round(self, duration: float) -> float:
         return max(1.0, math.floor(duration)) if self.ticks else duration
 
-    def _happen(self, item: Item) -> None:
+    def deliver(self, item: Item) -> None:
+        """Lets it happen now."""
         getattr(self, f"_on_{item.kind}")(item)
 
     def _is_open(self, item: Item) -> bool:

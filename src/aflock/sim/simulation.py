@@ -165,11 +165,12 @@ class Simulation:
 
     # -- running ----------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """The initial model; everyone idle."""
+    def start(self, *, planned: bool = True) -> None:
+        """The initial model; everyone idle; on the clock what is `planned` beforehand."""
         draws = rng.stream(self.experiment.section("seeds").training, "model")
         self.coordinator.start(self.model.init(draws), now=0.0)
-        self.engine.plan()
+        if planned:
+            self.engine.plan()
         self._measure()
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> bool:

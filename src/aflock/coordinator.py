@@ -209,6 +209,16 @@ class Coordinator:
             return None
         return self._hand_out(client, now)
 
+    def assign(self, job: Job, now: float) -> Job:
+        """Hands out a given job, of whatever version, to its idle client: for whoever has an order of his own."""
+        with self._recorded(now, job.client):
+            client = self._require(job.client)
+            if client not in self._idle:
+                raise DuplicateUpdate(f"client {client} is not idle; it cannot be given another job")
+            if not 0 <= job.version <= self.strategy.version:
+                raise VersionError(f"version {job.version} does not exist; expected 0 to {self.strategy.version}")
+        return self._open_ticket(job, now)
+
     def dispatch(self, now: float) -> list[Job]:
         """Jobs for as many idle clients as there are slots: first those that owe a first gradient, then by policy."""
         self._check_time(now)
@@ -227,7 +237,10 @@ class Coordinator:
         return free if cohort is None else min(free, cohort - len(self._round))
 
     def _hand_out(self, client: int, now: float) -> Job:
-        job, number = self._make_job(client), self._next
+        return self._open_ticket(self._make_job(client), now)
+
+    def _open_ticket(self, job: Job, now: float) -> Job:
+        client, number = job.client, self._next
         self._idle.take(client)
         self._first.pop(client, None)
         self._open[client] = ticket = Ticket(number, job.version, job.first, now)

@@ -120,9 +120,8 @@ class _Recorder:
                 file.close()
 
     def _on_event(self, event: Event) -> None:
-        line = {
-            name: value for name, value in asdict(event).items() if not (value is None or value is False or value == "")
-        }
+        empty = (None, False, "")  # by identity: a client, a version or a time may be 0
+        line = {name: value for name, value in asdict(event).items() if not any(value is e for e in empty)}
         self._files["trace"].write(json.dumps(line) + "\n")
 
     def _on_measurement(self, measurement: Measurement) -> None:

@@ -56,13 +56,16 @@ def test_every_rule_runs_and_repeats_to_the_last_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*strategies.names(), "fedbuff+scaffold", "ace:memory=client"])
-@pytest.mark.parametrize("protocol", ["events", "ticks"])
+@pytest.mark.parametrize("protocol", ["events", "ticks", "sampled"])
 def test_going_on_from_any_step_gives_the_same_bits(name: str, protocol: str, tmp_path: Path) -> None:
     chosen = experiment(
         f"clock.protocol={protocol}", "clock.concurrency=5", "fleet.lease=6", "fleet.loss=0.1", "fleet.on=20",
         "fleet.dropout_share=0.2", "fleet.dropout_at=10", "fleet.late_share=0.2", "fleet.late_at=5", "delays.mean=3",
         "partition.clients=10",
-    ).variant(name, 0)  # fmt: skip
+    )  # fmt: skip
+    if protocol == "sampled":
+        chosen = experiment("clock.protocol=sampled", "delays.mean=3")
+    chosen = chosen.variant(name, 0)
     whole = Simulation(chosen)
     whole.run()
     cut = Simulation(chosen)
@@ -241,6 +244,35 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
         runs.resume(experiment("strategy.lr=0.2"), tmp_path / "r")
     with pytest.raises(InputError, match="is not the folder of a run"):
         runs.resume(experiment(), tmp_path)
+
+
+def test_sampled_staleness_is_uniform_over_the_window() -> None:
+    """Five models back at most, each as often; a rule that steps at every arrival counts one version per upload."""
+    events: list[Event] = []
+    s = simulated(
+        "clock.protocol=sampled", "clock.window=5", "budget.uploads=3000", "strategy.name=asgd", on_event=events.append
+    )
+    seen = Counter(e.staleness for e in events if e.kind == "arrival")
+    assert set(seen) == {0, 1, 2, 3, 4}
+    assert max(seen.values()) - min(seen.values()) < 150
+    assert s.result().versions == s.result().uploads == 3000
+    assert max(s.engine.tally.by_client.values()) - min(s.engine.tally.by_client.values()) < 120
+
+
+def test_sampled_draws_a_buffer_without_replacement() -> None:
+    events: list[Event] = []
+    simulated("clock.protocol=sampled", "strategy.name=fedbuff", "strategy.buffer=6", on_event=events.append)
+    arrivals = [e for e in events if e.kind == "arrival"]
+    for begin in range(0, 120, 6):
+        assert len({e.client for e in arrivals[begin : begin + 6]}) == 6
+    assert [e.outcome for e in arrivals[5::6]] == ["applied"] * 20
+
+
+def test_sampled_delays_are_rounded_down_and_cut_at_the_start() -> None:
+    events: list[Event] = []
+    changes = ["clock.protocol=sampled", "delays.name=constant", "delays.value=2.9", "strategy.name=asgd"]
+    simulated(*changes, on_event=events.append)
+    assert [e.staleness for e in events if e.kind == "arrival"][:5] == [0, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("name", [*strategies.names(), "fedbuff+scaffold", "ace:memory=client"])

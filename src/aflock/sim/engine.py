@@ -6,7 +6,8 @@ Three ways to simulate asynchrony (the papers use all of them):
     ticks      delays count server ticks; all jobs that come due in a tick are delivered in it, in client order
     sampled    every server step draws clients from an arrival process, and each starts from a model of the past
 
-The first two differ in the clock alone: in ticks a delay is rounded down to whole ticks, at least one.
+The first two differ in the clock alone: in ticks a delay is rounded down to whole ticks, at least one. The third is in
+`sampled.py`.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Engine:
 
     # -- what can happen --------------------------------------------------------------------------------------------
 
-    def send(self, job: Job) -> None:
+    def send(self, job: Job, *, on_clock: bool = True) -> None:
         """A job has been handed out: puts its return on the clock."""
         client = job.client
         number = self.numbers[client] = self.numbers.get(client, -1) + 1
@@ -163,6 +164,8 @@ class Engine:
         size = 4 * job.model.size * (vectors + len(self.workshop.needs))
         self.tally.bytes_down += 4 * job.model.size * vectors
         now = self.clock.now
+        if not on_clock:
+            return
         if self.fleet.returns(client, number):
             duration = self._round(self.fleet.duration(client, number, steps, size))
             self.clock.at(now + duration, Item("job", client, number))

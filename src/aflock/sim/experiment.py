@@ -70,7 +70,11 @@ class _Auto:
 class ClockParams(Params):
     """How asynchrony is simulated."""
 
-    protocol: str = choice("events", ("events", "ticks"), "the clock: durations, or whole server ticks")
+    protocol: str = choice(
+        "events", ("events", "ticks", "sampled"), "durations, whole server ticks, or an arrival process with old models"
+    )
+    window: int | None = whole(None, "sampled: clients start from one of the last so many models; None: delays decide")
+    history: int = whole(200, "sampled: models kept when delays decide")
     concurrency: int | None = whole(None, "jobs in flight; None: every client")
     selection: str = choice("auto", ("auto", "uniform", "fair", "all"), "who is picked; auto: the rule's own policy")
     max_staleness: int | None = whole(None, "older updates are discarded; None: the rule's own bound", least=0)

@@ -1,9 +1,9 @@
 """Replay: what would another rule have done with these very arrivals.
 
 A trace says who pulled, reported, dropped out, came and went, and when. Replaying it asks the clock nothing: the same
-rule ends with the same model, bit for bit; another one meets the same clients in the same order at the same times. Where
-that rule makes a client wait (a cohort that is full, an opening that is not over), the client's pull and its report are
-passed over and counted.
+rule ends with the same model, bit for bit; another one meets the same clients in the same order at the same times.
+Where that rule makes a client wait (a cohort that is full, an opening that is not over), the client's pull and its
+report are passed over and counted.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from .engine import Budget, Engine, Item, Tally
 from .executors import Inline, Order
 from .experiment import Experiment, Named
 from .fleet import Fleet
+from .sampled import Sampled
 from .workshop import Workshop
 
 
@@ -114,7 +115,8 @@ class Simulation:
         if all(math.isinf(value) for value in limits.values()):
             raise ParameterError("[budget] is empty; set uploads, versions or time")
         self.executor = Inline(self.workshop)
-        self.engine = Engine(
+        kind = Sampled if clock.protocol == "sampled" else Engine
+        self.engine: Engine = kind(
             self.coordinator,
             self.fleet,
             self.workshop,
@@ -123,6 +125,8 @@ class Simulation:
             ticks=clock.protocol == "ticks",
             on_upload=self._after_upload,
         )
+        if isinstance(self.engine, Sampled):
+            self.engine.configure(clock.window, clock.history, seeds.schedule)
 
     def _fleet(self, n: int) -> Fleet:
         params, seeds = self.experiment.section("fleet"), self.experiment.section("seeds")
@@ -261,6 +265,7 @@ class Simulation:
             "memories": {str(client): dict(memory) for client, memory in engine.memories.items()},
             "orders": {str(c): _saved_order(order) for c, order in self.executor.orders().items()},
             "measurements": [asdict(measurement) for measurement in self.measurements],
+            "sampled": _saved_sampling(engine),
             "wall": self._wall,
         }
 
@@ -279,17 +284,37 @@ class Simulation:
         engine.memories = {int(c): dict(memory) for c, memory in state["memories"].items()}
         for client, saved in state["orders"].items():
             self.executor.submit(_loaded_order(int(client), saved, engine))
+        if isinstance(engine, Sampled):
+            _load_sampling(engine, state["sampled"])
         self.measurements = [Measurement(**measurement) for measurement in state["measurements"]]
         self._wall = state["wall"]
 
 
+def _saved_job(job: Job) -> dict[str, Any]:
+    extras = {name: np.array(vector) for name, vector in job.extras.items()}
+    return {"version": job.version, "model": np.array(job.model), "extras": extras}
+
+
 def _saved_order(order: Order) -> dict[str, Any]:
-    job = order.job
-    head = [job.version, job.first, job.id, order.number, order.steps, order.delay]
-    return {"head": head, "model": np.array(job.model), "extras": {name: np.array(v) for name, v in job.extras.items()}}
+    head = [order.job.first, order.job.id, order.number, order.steps, order.delay]
+    return {"head": head, **_saved_job(order.job)}
 
 
 def _loaded_order(client: int, saved: dict[str, Any], engine: Engine) -> Order:
-    version, first, number_of_job, number, steps, delay = saved["head"]
-    job = Job(client, version, saved["model"], saved["extras"], first, number_of_job)
+    first, number_of_job, number, steps, delay = saved["head"]
+    job = Job(client, saved["version"], saved["model"], saved["extras"], first, number_of_job)
     return Order(job, number, steps, engine.memories.setdefault(client, {}), delay)
+
+
+def _saved_sampling(engine: Engine) -> dict[str, Any]:
+    if not isinstance(engine, Sampled):
+        return {}
+    history = {str(k): _saved_job(job) for k, job in enumerate(engine.history)}
+    return {"draws": engine.draws, "heard": list(engine.heard), "history": history}
+
+
+def _load_sampling(engine: Sampled, saved: dict[str, Any]) -> None:
+    engine.draws, engine.heard = saved["draws"], dict.fromkeys(saved["heard"])
+    engine.history.clear()
+    for part in saved["history"].values():
+        engine.history.append(Job(0, part["version"], part["model"], part["extras"]))

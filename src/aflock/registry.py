@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from .errors import ParameterError, UnknownName
@@ -36,6 +35,6 @@ class Registry(Generic[T]):
         """All names, sorted."""
         return sorted(self._items)
 
-    def __iter__(self) -> Iterator[T]:
+    def entries(self) -> list[T]:
         """All items, by name."""
-        return (self._items[name] for name in self.names())
+        return [self._items[name] for name in self.names()]

@@ -18,7 +18,6 @@ from aflock.data import Dataset, registry
 from aflock.data.holdout import stratified
 from aflock.errors import AflockError, InputError, ParameterError, UnknownName, UnknownParameter
 from aflock.params import Params, whole
-from aflock.registry import Registry
 
 
 def tiny(**changes: Any) -> Dataset:
@@ -256,7 +255,7 @@ class CoinParams(Params):
 
 
 def test_ones_own_dataset_is_a_function_registered_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ENTRIES", Registry("dataset"))
+    monkeypatch.setattr(registry._ENTRIES, "_items", {})
 
     @data.register("coins", source="my desk", description="heads or tails", params=CoinParams)
     def coins(params: CoinParams, seed: int) -> Dataset:
@@ -271,7 +270,7 @@ def test_ones_own_dataset_is_a_function_registered_by_name(monkeypatch: pytest.M
 
 
 def test_a_loader_must_return_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ENTRIES", Registry("dataset"))
+    monkeypatch.setattr(registry._ENTRIES, "_items", {})
     wrong: Any = lambda params, seed: [1, 2]  # noqa: E731
     data.register("wrong", source="", description="", params=Params)(wrong)
     with pytest.raises(InputError, match="the loader of 'wrong' returned a list; expected a Dataset"):

@@ -18,7 +18,6 @@ from aflock.data.splits.dirichlet import DirichletParams, _best_draw, _draw, fil
 from aflock.data.splits.level import level
 from aflock.errors import InputError, ParameterError, UnknownName, UnknownParameter
 from aflock.params import Params
-from aflock.registry import Registry
 
 
 def labelled(labels: list[int] | Integers, classes: int, keys: list[int] | None = None) -> Dataset:
@@ -494,7 +493,7 @@ def test_names_and_descriptions() -> None:
     ],
 )
 def test_ones_own_split_is_checked(monkeypatch: pytest.MonkeyPatch, owners: list[float], said: str) -> None:
-    monkeypatch.setattr(partition, "_ENTRIES", Registry("partition"))
+    monkeypatch.setattr(partition._ENTRIES, "_items", {})
     answer: Any = owners
 
     @partition.register("mine", source="me", description="as given", params=Params)

@@ -58,6 +58,7 @@ class Entry:
 
 
 _ENTRIES: Registry[Entry] = Registry("partition")
+get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
 def register(
@@ -79,21 +80,6 @@ def create(kind: str, dataset: Dataset, clients: int | None, *, seed: int = 0, *
     number = _clients(entry, dataset, clients)
     owners = entry.split(dataset, number, checked, rng.stream(integer(seed, "seed"), "partition", kind))
     return _grouped(kind, np.asarray(owners), number, len(dataset.train_y))
-
-
-def get(name: str) -> Entry:
-    """The entry of that name."""
-    return _ENTRIES.get(name)
-
-
-def names() -> list[str]:
-    """All registered names, sorted."""
-    return _ENTRIES.names()
-
-
-def entries() -> list[Entry]:
-    """All registered splits, by name."""
-    return list(_ENTRIES)
 
 
 def _clients(entry: Entry, dataset: Dataset, clients: int | None) -> int:

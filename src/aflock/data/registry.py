@@ -46,6 +46,7 @@ class Entry:
 
 
 _ENTRIES: Registry[Entry] = Registry("dataset")
+get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
 def register(name: str, *, source: str, description: str, params: type[P]) -> Callable[[Loader[P]], Loader[P]]:
@@ -65,18 +66,3 @@ def load(name: str, *, seed: int = 0, **params: Any) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise InputError(f"the loader of {name!r} returned a {type(dataset).__name__}; expected a Dataset")
     return dataset
-
-
-def get(name: str) -> Entry:
-    """The entry of that name."""
-    return _ENTRIES.get(name)
-
-
-def names() -> list[str]:
-    """All registered names, sorted."""
-    return _ENTRIES.names()
-
-
-def entries() -> list[Entry]:
-    """All registered datasets, by name."""
-    return list(_ENTRIES)

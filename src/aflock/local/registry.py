@@ -37,6 +37,7 @@ class Entry:
 
 
 _ENTRIES: Registry[Entry] = Registry("local rule")
+get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
 def register(name: str, *, paper: str, rule: str, params: type[Params]) -> Callable[[L], L]:
@@ -52,15 +53,5 @@ def register(name: str, *, paper: str, rule: str, params: type[Params]) -> Calla
 
 def create(name: str, **params: Any) -> LocalRule:
     """The client rule of that name, with keyword hyper-parameters; unknown ones are an error."""
-    entry = _ENTRIES.get(name)
+    entry = get(name)
     return entry.cls(entry.params.build(name, params))
-
-
-def names() -> list[str]:
-    """All registered names, sorted."""
-    return _ENTRIES.names()
-
-
-def entries() -> list[Entry]:
-    """All registered client rules, by name."""
-    return list(_ENTRIES)

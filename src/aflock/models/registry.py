@@ -42,6 +42,7 @@ class Entry:
 
 
 _ENTRIES: Registry[Entry] = Registry("model")
+get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
 def register(name: str, *, description: str, params: type[Params] = Params) -> Callable[[B], B]:
@@ -58,18 +59,3 @@ def create(name: str, dataset: DatasetLike, **params: Any) -> Model:
     """The model of that name for a dataset, with keyword hyper-parameters; unknown ones are an error."""
     entry = get(name)
     return entry.build(dataset, entry.params.build(name, params))
-
-
-def get(name: str) -> Entry:
-    """The entry of that name."""
-    return _ENTRIES.get(name)
-
-
-def names() -> list[str]:
-    """All registered names, sorted."""
-    return _ENTRIES.names()
-
-
-def entries() -> list[Entry]:
-    """All registered models, by name."""
-    return list(_ENTRIES)

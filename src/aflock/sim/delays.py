@@ -48,6 +48,7 @@ class Entry:
 
 
 _ENTRIES: Registry[Entry] = Registry("delay")
+get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
 def register(name: str, *, description: str, params: type[Params]) -> Callable[[D], D]:
@@ -62,18 +63,8 @@ def register(name: str, *, description: str, params: type[Params]) -> Callable[[
 
 def create(name: str, **params: Any) -> Delay:
     """The delay of that name."""
-    entry = _ENTRIES.get(name)
+    entry = get(name)
     return entry.cls(entry.params.build(f"delay {name}", params))
-
-
-def names() -> list[str]:
-    """All registered names, sorted."""
-    return _ENTRIES.names()
-
-
-def entries() -> list[Entry]:
-    """All registered delays, by name."""
-    return list(_ENTRIES)
 
 
 @dataclass(frozen=True)

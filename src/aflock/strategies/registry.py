@@ -52,6 +52,7 @@ class Entry:
 
 
 _ENTRIES: Registry[Entry] = Registry("strategy")
+get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 _ADDITIONS: Registry[type[Strategy]] = Registry("addition to a strategy")
 
 
@@ -92,21 +93,6 @@ def create(name: str, clients: int, *, seed: int = 0, **params: Any) -> Strategy
 def _combined(extra: str, cls: type[Strategy]) -> type[Strategy]:
     mixin = _ADDITIONS.get(extra)
     return type(f"{mixin.__name__}{cls.__name__}", (mixin, cls), {"name": f"{cls.name}+{extra}"})
-
-
-def get(name: str) -> Entry:
-    """The entry of that name."""
-    return _ENTRIES.get(name)
-
-
-def names() -> list[str]:
-    """All registered names, sorted."""
-    return _ENTRIES.names()
-
-
-def entries() -> list[Entry]:
-    """All registered rules, by name."""
-    return list(_ENTRIES)
 
 
 def addition(name: str) -> Callable[[S], S]:

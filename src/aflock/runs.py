@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +38,16 @@ Watch = Callable[[Simulation], None]
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C: the run was saved and can be resumed."""
+
+
+def simulate(experiment: Mapping[str, Any] | str | Path, *changes: str) -> Result:
+    """Runs an experiment in memory: a TOML file or nested dictionaries, with changes such as "strategy.name=ace"."""
+    if isinstance(experiment, Mapping):
+        simulation = Simulation(Experiment.build(experiment, changes))
+    else:
+        simulation = Simulation(Experiment.read(experiment, changes))
+    simulation.run()
+    return simulation.result()
 
 
 def run(experiment: Experiment, folder: Path, *, watch: Watch | None = None) -> Result:

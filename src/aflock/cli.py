@@ -51,12 +51,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"aflock {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _add_lookups(commands)
+    _add_simulations(commands)
+    _add_showcases(commands)
+    return parser
 
+
+def _add_lookups(commands: Any) -> None:
     listing = commands.add_parser("list", help="print rules, datasets, models ... with their parameters and defaults")
     listing.add_argument("what", choices=list(_LISTS), help="what to list")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
 
+    config = commands.add_parser("config", help="explain the experiment file, or check one")
+    config.add_argument("file", nargs="?", help="print this file with every default filled in")
+    config.add_argument("--explain", action="store_true", help="every key with its default, range and meaning")
+    config.add_argument("--example", action="store_true", help="a file to start from")
+    _add_changes(config)
+    config.set_defaults(run=_config)
+
+
+def _add_simulations(commands: Any) -> None:
     run = commands.add_parser("run", help="simulate a federation from an experiment file")
     run.add_argument("file", help="the experiment, a TOML file (`aflock config --example` prints one)")
     _add_changes(run)
@@ -80,13 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
     replay.set_defaults(run=_replay)
 
-    config = commands.add_parser("config", help="explain the experiment file, or check one")
-    config.add_argument("file", nargs="?", help="print this file with every default filled in")
-    config.add_argument("--explain", action="store_true", help="every key with its default, range and meaning")
-    config.add_argument("--example", action="store_true", help="a file to start from")
-    _add_changes(config)
-    config.set_defaults(run=_config)
 
+def _add_showcases(commands: Any) -> None:
     demo = commands.add_parser("demo", help="twelve rules on handwritten digits: what uneven clients do to each")
     demo.add_argument("--uploads", type=_positive, default=None, metavar="N", help="client reports per rule")
     demo.add_argument("--out", default="runs/demo", metavar="FOLDER", help="where the figure goes (runs/demo)")
@@ -104,7 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", action="store_true", help="print JSON instead of the table")
     bench.add_argument("--out", metavar="FILE", help="also write the JSON to a file")
     bench.set_defaults(run=_bench)
-    return parser
 
 
 def _add_changes(parser: argparse.ArgumentParser) -> None:

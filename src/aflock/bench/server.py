@@ -11,6 +11,7 @@ import gc
 import os
 import platform
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,126 +45,111 @@ class Timing:
         return {"us": self.median * 1e6, "us_q25": float(low) * 1e6, "us_q75": float(high) * 1e6}
 
 
-class Driver:
-    """One rule under a stream of ready-made arrivals."""
+class Contestant(ABC):
+    """Something that is timed: `_prepare` runs outside the clock, `_work` inside."""
 
-    def __init__(self, name: str, clients: int, length: int, vectors: list[Vector], **params: Any) -> None:
-        self.strategy = _started(name, clients, length, vectors[0], params)
+    def __init__(self) -> None:
         self.timing = Timing()
+
+    def round(self, calls: int) -> None:
+        """One sample: the mean time of that many calls."""
+        spent = 0.0
+        for _ in range(calls):
+            prepared = self._prepare()
+            begin = time.perf_counter()
+            self._work(prepared)
+            spent += time.perf_counter() - begin
+        self.timing.samples.append(spent / calls)
+
+    @abstractmethod
+    def _prepare(self) -> Any: ...
+
+    @abstractmethod
+    def _work(self, prepared: Any) -> None: ...
+
+
+class Driver(Contestant):
+    """One rule under a stream of ready-made arrivals; only `receive` is inside the clock."""
+
+    def __init__(self, strategy: Strategy, vectors: list[Vector]) -> None:
+        super().__init__()
+        self.strategy: Any = strategy
         self._vectors = vectors
         self._count = 0
 
-    def arrival(self) -> Update:
+    def _prepare(self) -> Update:
         """The next client in turn with the next vector in turn, fresh at the current version."""
         self._count += 1
         s, vector = self.strategy, self._vectors[self._count % len(self._vectors)]
         return Update(self._count % s.n, s.version, dict.fromkeys(s.needs, vector), 1, 50)
 
-    def round(self, calls: int) -> None:
-        """Times that many arrivals; only `receive` is inside the clock."""
-        spent = 0.0
-        for _ in range(calls):
-            update = self.arrival()
-            begin = time.perf_counter()
-            self.strategy.receive(update)
-            spent += time.perf_counter() - begin
-        self.timing.samples.append(spent / calls)
+    def _work(self, prepared: Update) -> None:
+        self.strategy.receive(prepared)
 
 
-def _started(name: str, clients: int, length: int, vector: Vector, params: dict[str, Any]) -> Strategy:
+def _drive(name: str, clients: int, vectors: list[Vector], **params: Any) -> Driver:
+    """A started rule and its arrivals."""
     strategy = strategies.create(name, clients=clients, **params)
-    first = dict.fromkeys(range(clients), vector) if strategy.first else None
-    strategy.start(np.zeros(length, np.float32), first=first)
-    return strategy
+    first = dict.fromkeys(range(clients), vectors[0]) if strategy.first else None
+    strategy.start(np.zeros_like(vectors[0]), first=first)
+    return Driver(strategy, vectors)
 
 
-class BareAce:
+class BareAce(Driver):
     """What ace must do at the least: the finiteness check and the fused pass, called directly on bare arrays."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self.timing = Timing()
-
-    def round(self, calls: int) -> None:
-        """Times that many bare passes over the driver's own arrays."""
-        s: Any = self.driver.strategy
-        spent = 0.0
-        for _ in range(calls):
-            update = self.driver.arrival()
-            vector, row = update.vectors["gradient"], s.rows.row(update.client)
-            begin = time.perf_counter()
-            kernels.all_finite(vector)
-            kernels.exchange_step(row, vector, s.total, s.w, s.low, -0.001)
-            spent += time.perf_counter() - begin
-        self.timing.samples.append(spent / calls)
+    def _work(self, prepared: Update) -> None:
+        s, vector = self.strategy, prepared.vectors["gradient"]
+        kernels.all_finite(vector)
+        kernels.exchange_step(s.rows.row(prepared.client), vector, s.total, s.w, s.low, -0.001)
 
 
-class Naive:
+class Resum(Driver):
+    """ACE with this project's own rows and kernels, as exact as ever, but summed from scratch at every arrival."""
+
+    def _work(self, prepared: Update) -> None:
+        s, vector = self.strategy, prepared.vectors["gradient"]
+        kernels.all_finite(vector)
+        s.rows.store(prepared.client, vector)
+        s.total[:] = 0.0
+        for client in s.rows:
+            s.rows.add_to(s.total, 1.0, client)
+        kernels.step(s.w, s.low, -0.001 / s.n, s.total)
+
+
+class Naive(Contestant):
     """ACE as its first formula reads: store the row, average all n rows again, step."""
 
     def __init__(self, clients: int, length: int, vectors: list[Vector], exact: bool) -> None:
+        super().__init__()
         self._rows = np.zeros((clients, length), np.float32)
         self._w = np.zeros(length, np.float32)
         self._vectors = vectors
         self._mean = np.float64 if exact else np.float32
         self._count = 0
-        self.timing = Timing()
 
-    def round(self, calls: int) -> None:
-        """Times that many arrivals."""
-        spent = 0.0
-        for _ in range(calls):
-            self._count += 1
-            vector = self._vectors[self._count % len(self._vectors)]
-            begin = time.perf_counter()
-            self._rows[self._count % len(self._rows)] = vector
-            self._w -= 0.001 * self._rows.mean(axis=0, dtype=self._mean).astype(np.float32)
-            spent += time.perf_counter() - begin
-        self.timing.samples.append(spent / calls)
+    def _prepare(self) -> Vector:
+        self._count += 1
+        return self._vectors[self._count % len(self._vectors)]
+
+    def _work(self, prepared: Vector) -> None:
+        self._rows[self._count % len(self._rows)] = prepared
+        self._w -= 0.001 * self._rows.mean(axis=0, dtype=self._mean).astype(np.float32)
 
 
-class Resum:
-    """The same with this project's own rows and kernels: as exact as ace, and summed from scratch at every arrival."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
-        self.timing = Timing()
-
-    def round(self, calls: int) -> None:
-        """Times that many arrivals."""
-        s: Any = self.driver.strategy
-        spent = 0.0
-        for _ in range(calls):
-            update = self.driver.arrival()
-            vector = update.vectors["gradient"]
-            begin = time.perf_counter()
-            kernels.all_finite(vector)
-            s.rows.store(update.client, vector)
-            s.total[:] = 0.0
-            for client in s.rows:
-                s.rows.add_to(s.total, 1.0, client)
-            kernels.step(s.w, s.low, -0.001 / s.n, s.total)
-            spent += time.perf_counter() - begin
-        self.timing.samples.append(spent / calls)
-
-
-class Triad:
+class Triad(Contestant):
     """The STREAM triad a <- b + s*c on float64 vectors of the same length: what memory gives one thread."""
 
     def __init__(self, length: int) -> None:
+        super().__init__()
         self._a, self._b, self._c = (kernels.zeros(length, np.float64) for _ in range(3))
         self.bytes = 24 * length
-        self.timing = Timing()
 
-    def round(self, calls: int) -> None:
-        """Times that many triads."""
-        begin = time.perf_counter()
-        for _ in range(calls):
-            kernels.triad(self._a, self._b, 3.0, self._c)
-        self.timing.samples.append((time.perf_counter() - begin) / calls)
+    def _prepare(self) -> None:
+        return None
 
-
-Contestant = Driver | BareAce | Naive | Resum | Triad
+    def _work(self, prepared: None) -> None:
+        kernels.triad(self._a, self._b, 3.0, self._c)
 
 
 def _take_turns(contestants: dict[str, Contestant], rounds: int, calls: dict[str, int]) -> None:
@@ -200,16 +186,16 @@ def _rules(length: int, vectors: list[Vector], rounds: int) -> dict[str, Any]:
     """Every registered rule, the variants of ace, the bare kernels, re-averaging and the triad, in turns."""
     contestants: dict[str, Contestant] = {}
     for name in strategies.names():
-        contestants[name] = Driver(name, CLIENTS, length, vectors, **_SETTINGS.get(name, {}))
-    contestants["ace client memory"] = Driver("ace", CLIENTS, length, vectors, memory="client", lr=0.001)
-    contestants["ace int8"] = Driver("ace", CLIENTS, length, vectors, cache="int8", lr=0.001)
-    contestants["ace disk"] = Driver("ace", CLIENTS, length, vectors, cache="disk", lr=0.001)
+        contestants[name] = _drive(name, CLIENTS, vectors, **_SETTINGS.get(name, {}))
+    contestants["ace client memory"] = _drive("ace", CLIENTS, vectors, memory="client", lr=0.001)
+    contestants["ace int8"] = _drive("ace", CLIENTS, vectors, cache="int8", lr=0.001)
+    contestants["ace disk"] = _drive("ace", CLIENTS, vectors, cache="disk", lr=0.001)
     ace = contestants["ace"]
     assert isinstance(ace, Driver)
-    contestants["bare kernels of ace"] = BareAce(ace)
+    contestants["bare kernels of ace"] = BareAce(ace.strategy, vectors)
     contestants["re-averaging, NumPy float32"] = Naive(CLIENTS, length, vectors, exact=False)
     contestants["re-averaging, NumPy float64"] = Naive(CLIENTS, length, vectors, exact=True)
-    contestants["re-averaging, own kernels"] = Resum(ace)
+    contestants["re-averaging, own kernels"] = Resum(ace.strategy, vectors)
     triad = contestants["STREAM triad"] = Triad(length)
     _take_turns(contestants, rounds, {"*": 50} | {name: 2 for name in contestants if name.startswith("re-")})
     base = ace.timing.median
@@ -229,8 +215,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {"ace": {"lr": 0.001}, "aced": {"lr": 0.0
 
 def _scaling(length: int, vectors: list[Vector], many: int, rounds: int) -> dict[str, Any]:
     contestants: dict[str, Contestant] = {
-        "few": Driver("ace", CLIENTS, length, vectors, lr=0.001),
-        "many": Driver("ace", many, length, vectors, lr=0.001),
+        "few": _drive("ace", CLIENTS, vectors, lr=0.001),
+        "many": _drive("ace", many, vectors, lr=0.001),
     }
     _take_turns(contestants, rounds, {"*": 100})
     few, large = contestants["few"].timing, contestants["many"].timing
@@ -241,7 +227,7 @@ def _small(rounds: int) -> dict[str, Any]:
     draws = rng.stream(1, "bench")
     vectors = [(0.01 * draws.standard_normal(SMALL)).astype(np.float32) for _ in range(4)]
     contestants: dict[str, Contestant] = {
-        name: Driver(name, CLIENTS, SMALL, vectors, **_SETTINGS.get(name, {})) for name in strategies.names()
+        name: _drive(name, CLIENTS, vectors, **_SETTINGS.get(name, {})) for name in strategies.names()
     }
     _take_turns(contestants, rounds, {"*": 500})
     return {"length": SMALL, "rules": {name: c.timing.describe() for name, c in contestants.items()}}

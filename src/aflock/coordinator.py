@@ -9,12 +9,7 @@
 It never sleeps and never reads a clock: time is an argument and must not run backwards. It is the same object in
 simulation, behind a network and in replay, and it emits one `Event` for everything that happens.
 
-A client is in one of these places:
-
-    idle      may be picked, or may pull
-    working   has an open job; at most one, and an update is taken only for it
-    resting   has done its part of a round that waits for others (rules with a cohort, and the opening)
-    away      has said so (`suspend`); it may still finish the job it has
+Where each client is (idle, working, resting, away) is kept in `places.py`.
 
 The opening: where a rule needs every client's gradient first, each client's first job is marked `first`; the rule
 starts when all are in. A client that joins such a rule later gets a first job and enters the mean with its answer.
@@ -25,9 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy, deepcopy
-
-import numpy as np
+from dataclasses import replace
 
 from . import selection as policies
 from .errors import (
@@ -42,8 +35,9 @@ from .errors import (
     VersionError,
 )
 from .events import Event, Kind, Ticket
+from .places import Places
 from .strategies.base import Strategy
-from .strategies.checks import index, mapping
+from .strategies.checks import index, mapping, positive
 from .types import Job, Receipt, State, Update, Vector
 
 
@@ -79,18 +73,13 @@ class Coordinator:
         self.concurrency = concurrency
         self.max_staleness = own if max_staleness is None else max_staleness
         self.selection = selection or default
-        self._idle = policies.create(self.selection, seed, probabilities)
+        self._at = Places(policies.create(self.selection, seed, probabilities))
         if strategy.largest_cohort is not None and probabilities is not None:
             _check_cohort(strategy.largest_cohort, sum(weight > 0 for weight in probabilities.values()))
+        self._in_rounds = strategy.largest_cohort is not None
         self._emit = on_event
-        self._open: dict[int, Ticket] = {}
-        self._resting: dict[int, None] = {}
-        self._joining: dict[int, None] = {}
-        self._first: dict[int, None] = {}  # idle clients that owe a first gradient: served before any policy
-        self._round: dict[int, None] = {}
-        self._away: dict[int, None] = {}
         self._next = 0
-        self._now = -math.inf
+        self._now = math.nan  # no time is later: everything is refused until `start`
         self._begun = False
 
     # -- what can be asked ------------------------------------------------------------------------------------------
@@ -98,25 +87,25 @@ class Coordinator:
     @property
     def clients(self) -> set[int]:
         """Everyone registered, those on their way in included."""
-        return self.strategy.clients | set(self._joining)
+        return self.strategy.clients | set(self._at.joining)
 
     @property
     def working(self) -> dict[int, Ticket]:
         """The open jobs, oldest first."""
-        return dict(self._open)
+        return dict(self._at.open)
 
     def ticket(self, client: int) -> Ticket:
         """The client's open job."""
-        return self._open[self._require_open_job(client)]
+        return self._at.open[self._require_open_job(client)]
 
     def works(self, client: int) -> bool:
         """Whether the client has an open job."""
-        return client in self._open
+        return client in self._at.open
 
     @property
     def idle(self) -> int:
         """How many clients could be picked now."""
-        return len(self._idle)
+        return len(self._at.idle)
 
     @property
     def opening(self) -> bool:
@@ -129,29 +118,29 @@ class Coordinator:
         """Opens the federation with the strategy's clients, all of them idle."""
         if self._begun:
             raise OrderError("the coordinator was started before; create a new one to start again")
-        _check_number(now, self._now)
+        _check_number(now, -math.inf)
         self.strategy.open(w0, examples)
         self._begun = True
         for client in sorted(self.strategy.clients):
-            self._idle.add(client)
-        self._first = dict.fromkeys(sorted(self.strategy.awaited))
+            self._at.idle.add(client)
+        self._at.first = dict.fromkeys(sorted(self.strategy.awaited))
         self._event("start", now)
 
     def join(self, client: int, now: float) -> None:
         """Registers a client; where the rule needs its first gradient, it enters with the answer to its first job."""
         with self._recorded(now, client):
             client = self.strategy.check_join(client)
-            if client in self._joining:
+            if client in self._at.joining:
                 raise DuplicateClient(f"client {client} is on its way into the federation already")
             if self.strategy.first:
                 if self.opening:
                     self.strategy.join(client)
                 else:
-                    self._joining[client] = None
-                self._first[client] = None
+                    self._at.joining[client] = None
+                self._at.first[client] = None
             else:
                 self.strategy.join(client)
-        self._idle.add(client)
+        self._at.idle.add(client)
         self._event("join", now, client)
 
     def leave(self, client: int, now: float) -> None:
@@ -159,39 +148,27 @@ class Coordinator:
         with self._recorded(now, client):
             client = self._require(client)
         before = self._mark()
-        if client in self._joining:
-            del self._joining[client]
-        else:
+        if client not in self._at.joining:
             self.strategy.leave(client)
-        ticket = self._open.pop(client, None)
-        for place in (self._resting, self._round, self._first, self._away):
-            place.pop(client, None)
-        self._idle.forget(client)
-        self._event("leave", now, client, ticket=ticket)
+        self._event("leave", now, client, ticket=self._at.forget(client))
         self._wake(before)
 
     def suspend(self, client: int, now: float) -> None:
         """The client is away: it gets no job until it is back. A job it has stays open."""
         with self._recorded(now, client):
             client = self._require(client)
-        if client in self._idle:
-            self._idle.remove(client)
-        self._away[client] = None
+        if client in self._at.idle:
+            self._at.idle.remove(client)
+        self._at.away[client] = None
         self._event("away", now, client)
 
     def resume(self, client: int, now: float) -> None:
         """The client is back."""
         with self._recorded(now, client):
             client = self._require(client)
-        if self._away.pop(client, False) is None:
-            self._settle(client)
+        if self._at.away.pop(client, False) is None:
+            self._at.settle(client)
         self._event("back", now, client)
-
-    def _settle(self, client: int) -> None:
-        """Makes a client idle that has no job and need not rest, unless it is away."""
-        if client in self._away or client in self._open or client in self._resting or client in self._idle:
-            return
-        self._idle.add(client)
 
     # -- jobs out ---------------------------------------------------------------------------------------------------
 
@@ -202,9 +179,9 @@ class Coordinator:
         """
         with self._recorded(now, client):
             client = self._require(client)
-        if client in self._open:
+        if client in self._at.open:
             self._close(client, "drop", now, "the client pulled again")
-        if client not in self._idle or self._slots() < 1:
+        if client not in self._at.idle or self._slots() < 1:
             self._event("wait", now, client)
             return None
         return self._hand_out(client, now)
@@ -213,100 +190,116 @@ class Coordinator:
         """Hands out a given job, of whatever version, to its idle client: for whoever has an order of his own."""
         with self._recorded(now, job.client):
             client = self._require(job.client)
-            if client not in self._idle:
+            if client not in self._at.idle:
                 raise DuplicateUpdate(f"client {client} is not idle; it cannot be given another job")
             if not 0 <= job.version <= self.strategy.version:
                 raise VersionError(f"version {job.version} does not exist; expected 0 to {self.strategy.version}")
-        return self._open_ticket(job, now)
+        return self._open_ticket(replace(job, id=self._next), now)
 
     def dispatch(self, now: float) -> list[Job]:
         """Jobs for as many idle clients as there are slots: first those that owe a first gradient, then by policy."""
-        self._check_time(now)
-        jobs = []
-        for client in [c for c in self._first if c not in self._away]:
-            if self._slots() > 0:
+        if not (type(now) is float and self._now <= now < math.inf):
+            self._check_time(now)
+        at, free = self._at, self._slots()
+        jobs: list[Job] = []
+        for client in [c for c in at.first if c not in at.away] if at.first else ():
+            if len(jobs) < free:
                 jobs.append(self._hand_out(client, now))
-        while len(self._idle) and self._slots() > 0:
-            jobs.append(self._hand_out(self._idle.next(), now))
+        while len(jobs) < free and len(at.idle):
+            jobs.append(self._hand_out(at.idle.next(), now))
         return jobs
 
     def _slots(self) -> float:
         """How many more jobs may be open now."""
-        free = math.inf if self.concurrency is None else self.concurrency - len(self._open)
-        cohort = self.strategy.cohort
-        return free if cohort is None else min(free, cohort - len(self._round))
+        free = math.inf if self.concurrency is None else self.concurrency - len(self._at.open)
+        cohort = self.strategy.cohort if self._in_rounds else None
+        return free if cohort is None else min(free, cohort - len(self._at.round))
 
     def _hand_out(self, client: int, now: float) -> Job:
-        return self._open_ticket(self._make_job(client), now)
+        strategy = self.strategy
+        if strategy.first and (client in self._at.joining or client in strategy.awaited):
+            return self._open_ticket(Job(client, strategy.version, strategy.model, {}, True, self._next), now)
+        return self._open_ticket(strategy.job(client, self._next), now)
 
     def _open_ticket(self, job: Job, now: float) -> Job:
-        client, number = job.client, self._next
-        self._idle.take(client)
-        self._first.pop(client, None)
-        self._open[client] = ticket = Ticket(number, job.version, job.first, now)
-        if self.strategy.cohort is not None:
-            self._round[client] = None
+        client, at = job.client, self._at
+        at.idle.take(client)
+        if at.first:
+            at.first.pop(client, None)
+        at.open[client] = ticket = Ticket(self._next, job.version, job.first, now)
+        if self._in_rounds:
+            at.round[client] = None
         self._next += 1
-        self._event("pull", now, client, ticket=ticket)
-        return Job(client, job.version, job.model, job.extras, job.first, number)
-
-    def _make_job(self, client: int) -> Job:
-        if client in self._joining or client in self.strategy.awaited:
-            return Job(client=client, version=self.strategy.version, model=self.strategy.model, first=True)
-        return self.strategy.job(client)
+        self._now = now
+        if self._emit is not None:
+            self._event("pull", now, client, ticket)
+        return job
 
     # -- answers in -------------------------------------------------------------------------------------------------
 
     def push(self, update: Update, now: float) -> Receipt:
         """Takes the answer to an open job. What cannot be one is refused: an error, an event, and nothing changes."""
-        with self._recorded(now, getattr(update, "client", None)):
-            update, ticket = self._match(update)
-            before = self._mark()
-            receipt = self._take(update, ticket)
-        del self._open[update.client]
-        waits = (self.strategy.cohort is not None or self.opening) and self._mark() == before
-        if waits and not receipt.rejected:
-            self._resting[update.client] = None
+        if not (type(now) is float and self._now <= now < math.inf):
+            self._check_time(now)
+        strategy, at = self.strategy, self._at
+        version, started = strategy.version, strategy.started
+        try:
+            client, ticket = self._match(update)
+            receipt = self._take(client, update, ticket)
+        except InputError as error:
+            self._refuse(error, now, getattr(update, "client", None))
+            raise
+        del at.open[client]
+        same = strategy.version == version and started == strategy.started
+        if same and (self._in_rounds or not started) and receipt.outcome != "rejected":
+            at.resting[client] = None
         else:
-            self._settle(update.client)
-            self._round.pop(update.client, None)
-        self._event("arrival", now, update.client, ticket=ticket, update=update, receipt=receipt)
-        self._wake(before)
+            if self._in_rounds:
+                at.round.pop(client, None)
+            if client not in at.away:
+                at.idle.add(client)
+        self._now = now
+        if self._emit is not None:
+            self._event("arrival", now, client, ticket, update, receipt)
+        if not same and (self._in_rounds or at.resting):
+            at.wake(self._in_rounds)
         return receipt
 
-    def _match(self, update: Update) -> tuple[Update, Ticket]:
+    def _match(self, update: Update) -> tuple[int, Ticket]:
+        """The client and the open job that an update answers."""
         if not isinstance(update, Update):
             raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
         client = self._require(update.client)
-        ticket = self._open.get(client)
-        if ticket is None or update.job not in (None, ticket.job):
+        ticket = self._at.open.get(client)
+        if ticket is None or (update.job is not None and update.job != ticket.job):
             job = "" if update.job is None else f" {update.job}"
             raise DuplicateUpdate(f"client {client} has no open job{job}: it was answered, dropped or never given")
         if update.version != ticket.version:
             raise VersionError(f"the update says version {update.version}; its job was of version {ticket.version}")
-        if client in self._joining:
-            return Update(client, ticket.version, update.vectors, update.steps, update.examples, update.job), ticket
-        return self.strategy.check_numbers(update), ticket
+        return client, ticket
 
-    def _take(self, update: Update, ticket: Ticket) -> Receipt:
+    def _take(self, client: int, update: Update, ticket: Ticket) -> Receipt:
         staleness = self.strategy.version - ticket.version
         if ticket.first:
-            return self._take_first(update, staleness)
+            return self._take_first(client, update, staleness)
         if self.max_staleness is not None and staleness > self.max_staleness:
-            self.strategy.restart(update.client)
+            self.strategy.check_numbers(update)
+            self.strategy.restart(client)
             reason = f"staleness {staleness} exceeds max_staleness={self.max_staleness}; the client restarts"
             return Receipt("rejected", staleness, reason)
         return self.strategy.receive(update)
 
-    def _take_first(self, update: Update, staleness: int) -> Receipt:
+    def _take_first(self, client: int, update: Update, staleness: int) -> Receipt:
         gradient = mapping(update.vectors, "vectors").get("gradient")
         if gradient is None:
             raise MissingVector("the answer to a first job lacks the vector 'gradient'")
-        if update.client in self._joining:
-            self.strategy.join(update.client, gradient)
-            del self._joining[update.client]
+        positive(update.steps, "steps")
+        positive(update.examples, "examples")
+        if client in self._at.joining:
+            self.strategy.join(client, gradient)
+            del self._at.joining[client]
             return Receipt("buffered", staleness, "the client has joined")
-        started = self.strategy.offer(update.client, gradient)
+        started = self.strategy.offer(client, gradient)
         return Receipt("applied" if started else "buffered", staleness)
 
     # -- lost and late ----------------------------------------------------------------------------------------------
@@ -322,7 +315,7 @@ class Coordinator:
         if self.max_staleness is None:
             return []
         oldest, late = self.strategy.version - self.max_staleness, []
-        for client, ticket in self._open.items():
+        for client, ticket in self._at.open.items():
             if ticket.version > oldest:  # jobs stand in the order they were given: none older follows
                 break
             if ticket.version < oldest and not ticket.first:
@@ -347,13 +340,13 @@ class Coordinator:
         return flushed
 
     def _close(self, client: int, kind: Kind, now: float, reason: str) -> None:
-        ticket = self._open.pop(client)
-        self._round.pop(client, None)
-        self._settle(client)
+        ticket = self._at.open.pop(client)
+        self._at.round.pop(client, None)
+        self._at.settle(client)
         if ticket.first:
-            self._first[client] = None
+            self._at.first[client] = None
         self.strategy.restart(client)
-        self._event(kind, now, client, ticket=ticket, reason=reason)
+        self._event(kind, now, client, ticket, reason=reason)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -363,12 +356,8 @@ class Coordinator:
 
     def _wake(self, before: tuple[int, bool]) -> None:
         """The round is over: everyone who rested is idle again."""
-        if self._mark() == before:
-            return
-        rested, self._resting = self._resting, {}
-        for client in rested:
-            self._settle(client)
-        self._round = dict.fromkeys(self._open) if self.strategy.cohort is not None else {}
+        if self._mark() != before:
+            self._at.wake(self._in_rounds)
 
     @contextmanager
     def _recorded(self, now: float, client: object) -> Iterator[None]:
@@ -377,8 +366,11 @@ class Coordinator:
         try:
             yield
         except InputError as error:
-            self._event("refuse", now, client if isinstance(client, int) else None, reason=str(error))
+            self._refuse(error, now, client)
             raise
+
+    def _refuse(self, error: InputError, now: float, client: object) -> None:
+        self._event("refuse", now, client if isinstance(client, int) else None, reason=str(error))
 
     def _check_time(self, now: float) -> None:
         if not self._begun:
@@ -386,14 +378,16 @@ class Coordinator:
         _check_number(now, self._now)
 
     def _require(self, client: int) -> int:
+        if type(client) is int and client in self.strategy.clients:
+            return client
         number = index(client, "client", UnknownClient)
-        if number not in self.strategy.clients and number not in self._joining:
+        if number not in self.strategy.clients and number not in self._at.joining:
             raise UnknownClient(f"client {number} is not in the federation of {len(self.clients)} clients")
         return number
 
     def _require_open_job(self, client: int) -> int:
         number = self._require(client)
-        if number not in self._open:
+        if number not in self._at.open:
             raise DuplicateUpdate(f"client {number} has no open job")
         return number
 
@@ -402,10 +396,10 @@ class Coordinator:
         kind: Kind,
         now: float,
         client: int | None = None,
-        *,
         ticket: Ticket | None = None,
         update: Update | None = None,
         receipt: Receipt | None = None,
+        *,
         reason: str = "",
     ) -> None:
         if kind != "refuse":
@@ -421,8 +415,8 @@ class Coordinator:
                 version=ticket.version if ticket else None,
                 job=ticket.job if ticket else None,
                 first=ticket.first if ticket else False,
-                steps=update.steps if update else None,
-                examples=update.examples if update else None,
+                steps=int(update.steps) if update else None,
+                examples=int(update.examples) if update else None,
                 staleness=receipt.staleness if receipt else None,
                 outcome=receipt.outcome if receipt else "",
                 reason=receipt.reason if receipt else reason,
@@ -435,24 +429,8 @@ class Coordinator:
         """Everything: open jobs, idle pool, policy and its random stream, and the strategy's own state."""
         if not self._begun:
             raise OrderError("the coordinator has not been started; there is no state to save")
-        tickets = list(self._open.values())
-        return {
-            "coordinator": {"selection": self.selection, "next": self._next, "now": self._now},
-            "open": {
-                "clients": np.array(list(self._open), np.int64),
-                "jobs": np.array([ticket.job for ticket in tickets], np.int64),
-                "versions": np.array([ticket.version for ticket in tickets], np.int64),
-                "firsts": np.array([ticket.first for ticket in tickets], np.int64),
-                "times": np.array([ticket.time for ticket in tickets], np.float64),
-            },
-            "resting": np.array(list(self._resting), np.int64),
-            "round": np.array(list(self._round), np.int64),
-            "joining": np.array(list(self._joining), np.int64),
-            "first": np.array(list(self._first), np.int64),
-            "away": np.array(list(self._away), np.int64),
-            "selection": self._idle.state_dict(),
-            "strategy": self.strategy.state_dict(),
-        }
+        head = {"selection": self.selection, "next": self._next, "now": self._now}
+        return {"coordinator": head, **self._at.state_dict(), "strategy": self.strategy.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state, all of it or nothing. Open jobs stay open: their clients may still answer."""
@@ -461,31 +439,20 @@ class Coordinator:
         saved_with = state["coordinator"].get("selection")
         if saved_with != self.selection:
             raise StateError(f"the state was saved with selection {saved_with!r}; expected {self.selection!r}")
-        fresh = copy(self)
+        head = state["coordinator"]
         try:
-            fresh._load(state)
+            places, following, now = self._at.loaded(state), int(head["next"]), float(head["now"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, StateError):
                 raise
             raise StateError(f"the saved state of the coordinator is damaged ({error!r})") from None
         self.strategy.load_state_dict(state["strategy"])
-        self.__dict__ = fresh.__dict__
-
-    def _load(self, state: State) -> None:
-        head = state["coordinator"]
-        self._idle = deepcopy(self._idle)
-        self._idle.load_state_dict(state["selection"])
-        columns = [state["open"][name].tolist() for name in ("clients", "jobs", "versions", "firsts", "times")]
-        self._open = {c: Ticket(j, v, bool(f), t) for c, j, v, f, t in zip(*columns, strict=True)}
-        self._resting = dict.fromkeys(state["resting"].tolist())
-        self._round = dict.fromkeys(state["round"].tolist())
-        self._joining = dict.fromkeys(state["joining"].tolist())
-        self._first = dict.fromkeys(state["first"].tolist())
-        self._away = dict.fromkeys(state["away"].tolist())
-        self._next, self._now, self._begun = int(head["next"]), float(head["now"]), True
+        self._at, self._next, self._now, self._begun = places, following, now, True
 
 
 def _check_number(now: float, least: float) -> None:
+    if type(now) is float and least <= now < math.inf:
+        return
     if isinstance(now, bool) or not isinstance(now, int | float) or not math.isfinite(now) or now < least:
         raise InputError(f"time {now!r} is not valid; expected a finite number of at least {least}")
 

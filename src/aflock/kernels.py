@@ -14,16 +14,15 @@ the plain NumPy twin of each. Compiled code is cached on disk by numba, next to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from math import isfinite
+from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from .compiled import compiled
 from .types import Accumulator, Vector
 
-F = TypeVar("F", bound=Callable[..., Any])
 Floats = Vector | Accumulator
 Levels = npt.NDArray[np.int8]
 
@@ -31,17 +30,6 @@ BLOCK = 256
 """Weights that share one int8 scale: 1 + 4/256 = 1.016 bytes per weight."""
 
 _ALIGNMENT = 64
-
-
-def _compiled(**options: Any) -> Callable[[F], F]:
-    def compiled(function: F) -> F:
-        settings = {"nogil": True, "error_model": "numpy", **options}
-        try:
-            return cast(F, numba.njit(cache=True, **settings)(function))
-        except RuntimeError:  # nowhere to keep compiled code (read-only package, no home): compile at every start
-            return cast(F, numba.njit(**settings)(function))
-
-    return compiled
 
 
 def zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -60,7 +48,7 @@ def zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 # --- looking -------------------------------------------------------------------------------------------------------
 
 
-@_compiled(fastmath={"reassoc", "contract"})
+@compiled(fastmath={"reassoc", "contract"})
 def _energy(v: Vector) -> np.float32:
     total = np.float32(0.0)
     for k in range(v.shape[0]):
@@ -75,13 +63,13 @@ def all_finite(v: npt.NDArray[np.float32]) -> bool:
     the entries themselves are asked. The order of that sum does not matter, so this loop alone may be reassociated,
     which lets it run at the speed of memory.
     """
-    return bool(np.isfinite(_energy(v))) or bool(np.isfinite(v).all())
+    return isfinite(_energy(v)) or bool(np.isfinite(v).all())
 
 
 # --- moving the model ----------------------------------------------------------------------------------------------
 
 
-@_compiled()
+@compiled()
 def step(w: Vector, low: Vector, a: float, v: Floats) -> None:
     """w <- w + a*v."""
     for k in range(v.shape[0]):
@@ -91,7 +79,7 @@ def step(w: Vector, low: Vector, a: float, v: Floats) -> None:
         low[k] = np.float32(x - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def drain(w: Vector, low: Vector, a: float, acc: Accumulator) -> None:
     """w <- w + a*acc; acc <- 0."""
     for k in range(acc.shape[0]):
@@ -102,7 +90,7 @@ def drain(w: Vector, low: Vector, a: float, acc: Accumulator) -> None:
         low[k] = np.float32(x - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def assign(w: Vector, low: Vector, a: float, acc: Accumulator) -> None:
     """w <- a*acc; acc <- 0."""
     for k in range(acc.shape[0]):
@@ -113,7 +101,7 @@ def assign(w: Vector, low: Vector, a: float, acc: Accumulator) -> None:
         low[k] = np.float32(x - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def mix(w: Vector, low: Vector, alpha: float, x: Vector) -> None:
     """w <- (1-alpha)*w + alpha*x."""
     beta = 1.0 - alpha
@@ -124,7 +112,7 @@ def mix(w: Vector, low: Vector, alpha: float, x: Vector) -> None:
         low[k] = np.float32(y - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def replace_model(w: Vector, low: Vector, previous: Vector, row: Vector, x: Vector, gamma: float, c: float) -> None:
     """previous <- w; w <- gamma*(w + c*(x - row)) + (1-gamma)*x; row <- x."""
     rest = 1.0 - gamma
@@ -142,14 +130,14 @@ def replace_model(w: Vector, low: Vector, previous: Vector, row: Vector, x: Vect
 # --- sums and rows -------------------------------------------------------------------------------------------------
 
 
-@_compiled()
+@compiled()
 def add(total: Accumulator, a: float, v: Floats) -> None:
     """total <- total + a*v."""
     for k in range(v.shape[0]):
         total[k] += a * np.float64(v[k])
 
 
-@_compiled()
+@compiled()
 def fold(total: Accumulator, acc: Accumulator) -> None:
     """total <- total + acc; acc <- 0."""
     for k in range(acc.shape[0]):
@@ -157,14 +145,14 @@ def fold(total: Accumulator, acc: Accumulator) -> None:
         acc[k] = 0.0
 
 
-@_compiled()
+@compiled()
 def add_difference(total: Accumulator, v: Vector, row: Vector) -> None:
     """total <- total + v - row."""
     for k in range(v.shape[0]):
         total[k] += np.float64(v[k]) - np.float64(row[k])
 
 
-@_compiled()
+@compiled()
 def exchange(row: Vector, v: Vector, total: Accumulator) -> None:
     """total <- total + v - row; row <- v."""
     for k in range(v.shape[0]):
@@ -172,7 +160,7 @@ def exchange(row: Vector, v: Vector, total: Accumulator) -> None:
         row[k] = v[k]
 
 
-@_compiled()
+@compiled()
 def exchange_step(row: Vector, v: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
     """total <- total + v - row; row <- v; w <- w + a*total."""
     for k in range(v.shape[0]):
@@ -185,7 +173,7 @@ def exchange_step(row: Vector, v: Vector, total: Accumulator, w: Vector, low: Ve
         low[k] = np.float32(x - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def shift_step(v: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
     """total <- total + v; w <- w + a*total."""
     for k in range(v.shape[0]):
@@ -197,7 +185,7 @@ def shift_step(v: Vector, total: Accumulator, w: Vector, low: Vector, a: float) 
         low[k] = np.float32(x - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def exchange_mean(
     row: Vector,
     x: Vector,
@@ -221,7 +209,7 @@ def exchange_mean(
         low[k] = np.float32(y - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def drain_calibrated(w: Vector, low: Vector, a: float, total: Accumulator, b: float, acc: Accumulator) -> None:
     """w <- w + a*total + b*acc; total <- total + acc; acc <- 0."""
     for k in range(acc.shape[0]):
@@ -236,7 +224,7 @@ def drain_calibrated(w: Vector, low: Vector, a: float, total: Accumulator, b: fl
 # --- momentum and moments ------------------------------------------------------------------------------------------
 
 
-@_compiled()
+@compiled()
 def momentum(g: Accumulator, total: Accumulator, diff: Accumulator, beta: float, a: float, b: float) -> None:
     """g <- beta*(a*diff + b*total) + (1-beta)*g; total <- total + diff; diff <- 0."""
     rest = 1.0 - beta
@@ -246,14 +234,14 @@ def momentum(g: Accumulator, total: Accumulator, diff: Accumulator, beta: float,
         diff[k] = 0.0
 
 
-@_compiled()
+@compiled()
 def blend(out: Vector, a: float, x: Accumulator, b: float, y: Accumulator) -> None:
     """out <- a*x + b*y, rounded to float32."""
     for k in range(x.shape[0]):
         out[k] = np.float32(a * x[k] + b * y[k])
 
 
-@_compiled()
+@compiled()
 def amsgrad(
     w: Vector,
     low: Vector,
@@ -293,7 +281,7 @@ def amsgrad(
 _TINY = np.float32(1e-36)  # keeps 1/scale finite when a whole block is (nearly) zero; rounding stays unbiased
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _scale_of(x: Vector) -> np.float32:
     bits = x.view(np.int32)  # for |x| the order of the bits is the order of the numbers, and integers vectorise
     top = np.int32(0)
@@ -303,7 +291,7 @@ def _scale_of(x: Vector) -> np.float32:
     return np.float32(max(np.int32(top).view(np.float32), _TINY) / np.float32(127.0))
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _uniforms(out: Vector, count: int, base: np.uint32, key: np.uint32) -> None:
     for k in range(count):
         h = np.uint32(np.uint32(base + np.uint32(k)) * np.uint32(0x9E3779B9)) ^ key
@@ -315,7 +303,7 @@ def _uniforms(out: Vector, count: int, base: np.uint32, key: np.uint32) -> None:
         out[k] = np.float32(np.int32(h >> np.uint32(8))) * np.float32(1.0 / 16777216.0)
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _requantise(q: Levels, scales: Vector, v: Vector, b: int, key: np.uint32, u: Vector, change: Accumulator) -> None:
     """Stores block b of v; `change` holds by how much what is stored has moved."""
     i = b * BLOCK
@@ -331,7 +319,7 @@ def _requantise(q: Levels, scales: Vector, v: Vector, b: int, key: np.uint32, u:
         levels[k] = np.int8(np.int32(level))
 
 
-@_compiled()
+@compiled()
 def int8_store(q: Levels, scales: Vector, v: Vector, key: np.uint32) -> None:
     """row <- Q(v)."""
     u, change = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float64)
@@ -339,7 +327,7 @@ def int8_store(q: Levels, scales: Vector, v: Vector, key: np.uint32) -> None:
         _requantise(q, scales, v, b, key, u, change)
 
 
-@_compiled()
+@compiled()
 def int8_exchange(q: Levels, scales: Vector, v: Vector, total: Accumulator, key: np.uint32) -> None:
     """total <- total + Q(v) - row; row <- Q(v)."""
     u, change = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float64)
@@ -350,7 +338,7 @@ def int8_exchange(q: Levels, scales: Vector, v: Vector, total: Accumulator, key:
             part[k] += change[k]
 
 
-@_compiled()
+@compiled()
 def int8_exchange_step(
     q: Levels, scales: Vector, v: Vector, total: Accumulator, key: np.uint32, w: Vector, low: Vector, a: float
 ) -> None:
@@ -369,7 +357,7 @@ def int8_exchange_step(
             lb[k] = np.float32(y - np.float64(high))
 
 
-@_compiled()
+@compiled()
 def int8_add(total: Accumulator, a: float, q: Levels, scales: Vector) -> None:
     """total <- total + a*row."""
     d = total.shape[0]
@@ -386,7 +374,7 @@ def int8_add(total: Accumulator, a: float, q: Levels, scales: Vector) -> None:
 # --- the yardstick -------------------------------------------------------------------------------------------------
 
 
-@_compiled()
+@compiled()
 def triad(out: Accumulator, x: Accumulator, a: float, y: Accumulator) -> None:
     """out <- x + a*y: STREAM's measure of what memory gives one thread."""
     for k in range(out.shape[0]):

@@ -92,58 +92,49 @@ class Pool:
 
     def __init__(self, items: Iterable[int] = ()) -> None:
         self.items = list(items)
-        self._place = {item: k for k, item in enumerate(self.items)}
+        self.place = {item: k for k, item in enumerate(self.items)}
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __contains__(self, item: int) -> bool:
-        return item in self._place
+        return item in self.place
 
     def add(self, item: int) -> None:
         """Adds an item that is not there."""
-        self._place[item] = len(self.items)
+        self.place[item] = len(self.items)
         self.items.append(item)
 
     def remove(self, item: int) -> None:
         """Removes an item; the last one takes its place."""
-        hole, last = self._place.pop(item), self.items.pop()
+        hole, last = self.place.pop(item), self.items.pop()
         if last != item:
             self.items[hole] = last
-            self._place[last] = hole
+            self.place[last] = hole
 
     def pick(self, draws: np.random.Generator) -> int:
         """A uniformly random item (to 53 bits: several times as fast as an exact bounded integer)."""
         return self.items[int(draws.random() * len(self.items))]
 
 
-class Uniform(Selection):
+class Uniform(Pool, Selection):
     """Every idle client is as likely as any other."""
 
     def __init__(self, draws: np.random.Generator) -> None:
-        super().__init__(draws)
-        self._idle = Pool()
-
-    def __len__(self) -> int:
-        return len(self._idle)
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._idle
-
-    def add(self, client: int) -> None:
-        self._idle.add(client)
+        Selection.__init__(self, draws)
+        Pool.__init__(self)
 
     def take(self, client: int) -> None:
-        self._idle.remove(client)
+        self.remove(client)
 
     def next(self) -> int:
-        return self._idle.pick(self._draws)
+        return self.pick(self._draws)
 
     def _state(self) -> State:
-        return {"idle": np.array(self._idle.items, np.int64)}
+        return {"idle": np.array(self.items, np.int64)}
 
     def _load(self, state: State) -> None:
-        self._idle = Pool(state["idle"].tolist())
+        Pool.__init__(self, state["idle"].tolist())
 
 
 class Fair(Selection):

@@ -1,7 +1,8 @@
 """The nouns that cross rooms.
 
 A model is one flat float32 vector. A client pulls a `Job`, works, and reports an `Update`; the server answers with a
-`Receipt`. Nothing here knows how any of them travels.
+`Receipt`. Nothing here knows how any of them travels. Nobody changes one that was made; they are not frozen because a
+frozen dataclass takes three times as long to make, and every arrival makes one of each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ State = dict[str, Any]
 Outcome = Literal["applied", "buffered", "rejected"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
     """What a client receives: the model `w^s` of version s and the rule's extra vectors, all taken at s.
 
@@ -41,7 +42,7 @@ class Job:
     id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Update:
     """What a client reports: the version it started from, how far it went and the vectors the rule asked for."""
 
@@ -53,7 +54,7 @@ class Update:
     job: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receipt:
     """What became of an update: applied (the version grew), buffered (held for the next step) or rejected (why)."""
 

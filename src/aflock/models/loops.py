@@ -10,26 +10,17 @@ work in place, allocate nothing and let NaN through.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-import numba
 import numpy as np
 
+from ..compiled import compiled
 from ..types import Vector
 from .base import Batch, Labels
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 OUTSIDE = -1.0
 """Returned in place of a loss (which is never negative) when a label is not one of 0 .. classes-1."""
 
 
-def _compiled(**options: Any) -> Callable[[F], F]:
-    return cast(Callable[[F], F], numba.njit(cache=True, nogil=True, error_model="numpy", **options))
-
-
-@_compiled()
+@compiled()
 def _inside(y: Labels, classes: int) -> bool:
     inside = True
     for j in range(y.shape[0]):
@@ -37,7 +28,7 @@ def _inside(y: Labels, classes: int) -> bool:
     return inside
 
 
-@_compiled(inline="always")
+@compiled(inline="always")
 def _exponentials(row: Vector, b: Vector) -> tuple[np.float32, float]:
     """row <- exp(row + b - top); returns top and the sum of the row."""
     for c in range(row.shape[0]):
@@ -52,7 +43,7 @@ def _exponentials(row: Vector, b: Vector) -> tuple[np.float32, float]:
     return top, total
 
 
-@_compiled()
+@compiled()
 def cross_entropy(z: Batch, b: Vector, y: Labels, db: Vector) -> float:
     """z <- dF/dz; db <- dF/db; returns F, or OUTSIDE before anything is changed."""
     count, classes = z.shape
@@ -74,7 +65,7 @@ def cross_entropy(z: Batch, b: Vector, y: Labels, db: Vector) -> float:
     return max(loss, 0.0) / count if loss == loss else loss
 
 
-@_compiled()
+@compiled()
 def score(z: Batch, b: Vector, y: Labels) -> tuple[float, int]:
     """The sum of the losses (or OUTSIDE) and how many rows have their largest entry at their label; z is used up."""
     count, classes = z.shape
@@ -90,7 +81,7 @@ def score(z: Batch, b: Vector, y: Labels) -> tuple[float, int]:
     return max(loss, 0.0) if loss == loss else loss, right
 
 
-@_compiled()
+@compiled()
 def rectify(h: Batch, b: Vector) -> None:
     """h <- max(h + b, 0)."""
     for j in range(h.shape[0]):
@@ -99,7 +90,7 @@ def rectify(h: Batch, b: Vector) -> None:
             h[j, k] = np.float32(0.0) if v < 0 else v
 
 
-@_compiled()
+@compiled()
 def rectify_back(d: Batch, h: Batch, db: Vector) -> None:
     """d <- d where h > 0, else 0; db <- the sum of d's rows."""
     db[:] = 0.0
@@ -110,7 +101,7 @@ def rectify_back(d: Batch, h: Batch, db: Vector) -> None:
             db[k] += v
 
 
-@_compiled()
+@compiled()
 def decay(out: Vector, a: float, w: Vector) -> float:
     """out <- out + a*w; returns (a/2)*|w|^2."""
     total = 0.0

@@ -16,36 +16,36 @@ class Clock(Generic[T]):
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, T]] = []
+        self.heap: list[tuple[float, int, T]] = []
         self._sequence = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self.heap)
 
     def at(self, time: float, item: T) -> None:
         """Puts an item at a time, behind all that are there already."""
-        heapq.heappush(self._heap, (time, self._sequence, item))
+        heapq.heappush(self.heap, (time, self._sequence, item))
         self._sequence += 1
 
     def next(self) -> T:
         """Takes out the earliest item and moves the clock to its time."""
-        self.now, _, item = heapq.heappop(self._heap)
+        self.now, _, item = heapq.heappop(self.heap)
         return item
 
     @property
     def upcoming(self) -> float:
         """When the earliest item is due."""
-        return self._heap[0][0]
+        return self.heap[0][0]
 
     def entries(self) -> list[tuple[float, int, T]]:
         """All that is planned, in order; for saving."""
-        return sorted(self._heap, key=lambda entry: entry[:2])
+        return sorted(self.heap, key=lambda entry: entry[:2])
 
     def restore(self, now: float, sequence: int, entries: list[tuple[float, int, T]]) -> None:
         """Takes over what `entries` returned; `sequence` is the number the next item gets."""
         self.now, self._sequence = now, sequence
-        self._heap = list(entries)
-        heapq.heapify(self._heap)
+        self.heap = list(entries)
+        heapq.heapify(self.heap)
 
     @property
     def sequence(self) -> int:

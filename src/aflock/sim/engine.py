@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..coordinator import Coordinator
 from ..errors import AflockError
@@ -48,6 +49,19 @@ class Tally:
     rejected: int = 0
     by_client: dict[int, int] = field(default_factory=dict)
 
+    def add(self, update: Update, receipt: Receipt) -> None:
+        """One more upload."""
+        client, staleness = update.client, receipt.staleness
+        self.uploads += 1
+        self.gradients += update.steps
+        for vector in update.vectors.values():
+            self.bytes_up += vector.nbytes
+        self.staleness_sum += staleness
+        if staleness > self.staleness_max:
+            self.staleness_max = staleness
+        self.rejected += receipt.outcome == "rejected"
+        self.by_client[client] = self.by_client.get(client, 0) + 1
+
     @property
     def staleness_mean(self) -> float:
         """Over all uploads."""
@@ -63,8 +77,7 @@ class Stalled(AflockError):
     """Nothing is under way and nobody can be given a job: the run cannot go on."""
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """Something on the clock: a job that comes back or runs out of time, a client that comes or goes."""
 
     kind: str  # "job", "lease", "join", "leave", "away" or "back"
@@ -96,6 +109,7 @@ class Engine:
         self.tally = Tally()
         self.memories: dict[int, Memory] = {}
         self.numbers: dict[int, int] = {}
+        self.orders: dict[int, Order] = {}
         self.delays: dict[int, int] = {}
         self._on_upload = on_upload
 
@@ -128,13 +142,14 @@ class Engine:
         """Hands out what can be handed out, then lets the next thing happen (in ticks: all of the next tick)."""
         for job in self.coordinator.dispatch(self.clock.now):
             self.send(job)
-        if not len(self.clock):
+        if not self.clock.heap:
             raise Stalled(self._why_stalled())
-        if self.clock.upcoming >= self.budget.time:
+        if self.clock.heap[0][0] >= self.budget.time:
             self.clock.now = self.budget.time
             return
         if not self.ticks:
-            self.deliver(self.clock.next())
+            item = self.clock.next()
+            (self._on_job if item.kind == "job" else self.deliver)(item)
             return
         due = self.clock.upcoming
         items = []
@@ -158,66 +173,68 @@ class Engine:
         client = job.client
         number = self.numbers[client] = self.numbers.get(client, -1) + 1
         steps = self.workshop.steps_of(client, number)
-        memory = self.memories.setdefault(client, {})
-        self.executor.submit(Order(job, number, steps, memory, self.delays.get(client, 0)))
-        vectors = 1 + len(job.extras)
-        size = 4 * job.model.size * (vectors + len(self.workshop.needs))
-        self.tally.bytes_down += 4 * job.model.size * vectors
-        now = self.clock.now
-        if not on_clock:
-            return
-        if self.fleet.returns(client, number):
-            duration = self._round(self.fleet.duration(client, number, steps, size))
-            self.clock.at(now + duration, Item("job", client, number))
-        if self.fleet.p.lease is not None:
-            self.clock.at(now + self._round(self.fleet.p.lease), Item("lease", client, number))
+        memory = self.memories.get(client)
+        if memory is None:
+            memory = self.memories[client] = {}
+        order = self.orders[client] = Order(job, number, steps, memory, self.delays.get(client, 0))
+        self.executor.submit(order)
+        length = job.model.nbytes
+        down = length * (1 + len(job.extras))
+        self.tally.bytes_down += down
+        if on_clock:
+            self._schedule(client, number, steps, down + length * len(self.workshop.needs))
 
-    def _round(self, duration: float) -> float:
-        return max(1.0, math.floor(duration)) if self.ticks else duration
+    def _schedule(self, client: int, number: int, steps: int, size: int) -> None:
+        fleet, clock = self.fleet, self.clock
+        if fleet.returns(client, number):
+            duration = fleet.duration(client, number, steps, size)
+            clock.at(clock.now + (self._whole(duration) if self.ticks else duration), Item("job", client, number))
+        if fleet.p.lease is not None:
+            lease = self._whole(fleet.p.lease) if self.ticks else fleet.p.lease
+            clock.at(clock.now + lease, Item("lease", client, number))
+
+    @staticmethod
+    def _whole(duration: float) -> float:
+        return max(1.0, math.floor(duration))
 
     def deliver(self, item: Item) -> None:
         """Lets it happen now."""
         getattr(self, f"_on_{item.kind}")(item)
 
-    def _is_open(self, item: Item) -> bool:
-        """Whether that very job is still open: it may have been dropped, or its client be gone."""
-        return self.coordinator.works(item.client) and self.numbers[item.client] == item.number
+    def withdraw(self, client: int) -> None:
+        """Nobody waits for the client's job any more."""
+        order = self.orders.pop(client, None)
+        if order is not None:
+            self.executor.cancel(order)
 
     def _on_job(self, item: Item) -> None:
-        if not self._is_open(item):
+        client, order = item.client, self.orders.get(item.client)
+        if order is None or order.number != item.number:  # it was dropped meanwhile, or its client is gone
             return
-        client, ticket = item.client, self.coordinator.ticket(item.client)
-        done = self.executor.result(client)
-        update = Update(client, ticket.version, done.vectors, done.steps, self.workshop.examples(client), ticket.job)
+        job, done = order.job, self.executor.result(order)
+        update = Update(client, job.version, done.vectors, done.steps, self.workshop.examples(client), job.id)
         receipt = self.coordinator.push(update, self.clock.now)
-        done.keep(self.memories[client], receipt)
+        del self.orders[client]
+        if done.memory:
+            done.keep(order.memory, receipt)
         self.delays[client] = receipt.staleness
-        self._count(update, receipt)
+        self.tally.add(update, receipt)
         if self._on_upload is not None:
             self._on_upload(self, receipt)
 
-    def _count(self, update: Update, receipt: Receipt) -> None:
-        tally = self.tally
-        tally.uploads += 1
-        tally.gradients += update.steps
-        tally.bytes_up += sum(vector.nbytes for vector in update.vectors.values())
-        tally.staleness_sum += receipt.staleness
-        tally.staleness_max = max(tally.staleness_max, receipt.staleness)
-        tally.rejected += receipt.rejected
-        tally.by_client[update.client] = tally.by_client.get(update.client, 0) + 1
-
     def _on_lease(self, item: Item) -> None:
-        if not self._is_open(item):
+        order = self.orders.get(item.client)
+        if order is None or order.number != item.number:
             return
-        self.executor.cancel(item.client)
-        if self.coordinator.ticket(item.client).first:  # a rule that waits for everybody must not wait for this one
+        self.withdraw(item.client)
+        if order.job.first:  # a rule that waits for everybody must not wait for this one
             self.coordinator.leave(item.client, self.clock.now)
         else:
             self.coordinator.drop(item.client, self.clock.now, "lease ran out")
 
     def _on_leave(self, item: Item) -> None:
         if item.client in self.coordinator.clients:
-            self.executor.cancel(item.client)
+            self.withdraw(item.client)
             self.coordinator.leave(item.client, self.clock.now)
 
     def _on_join(self, item: Item) -> None:

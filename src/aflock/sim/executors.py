@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..local import Memory, Trained
 from ..types import Job
 from .workshop import Workshop
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """A job on its way: everything that decides its result."""
 
     job: Job
@@ -29,16 +28,12 @@ class Executor(ABC):
         """A job has been handed out; it may be worked on from now on."""
 
     @abstractmethod
-    def result(self, client: int) -> Trained:
-        """The result of the client's open order."""
+    def result(self, order: Order) -> Trained:
+        """The result of a submitted order; asked for once."""
 
     @abstractmethod
-    def cancel(self, client: int) -> None:
-        """Nobody waits for the client's open order any more."""
-
-    @abstractmethod
-    def orders(self) -> dict[int, Order]:
-        """The open orders by client; for saving."""
+    def cancel(self, order: Order) -> None:
+        """Nobody waits for that order any more."""
 
     def close(self) -> None:
         """Ends what the executor started."""
@@ -49,21 +44,13 @@ class Inline(Executor):
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
-        self._orders: dict[int, Order] = {}
 
     def submit(self, order: Order) -> None:
         """Waits."""
-        self._orders[order.job.client] = order
 
-    def result(self, client: int) -> Trained:
+    def result(self, order: Order) -> Trained:
         """Works now."""
-        order = self._orders.pop(client)
         return self._workshop.train(order.job, order.number, order.steps, order.memory, order.delay)
 
-    def cancel(self, client: int) -> None:
-        """Forgets."""
-        self._orders.pop(client, None)
-
-    def orders(self) -> dict[int, Order]:
-        """What is open."""
-        return dict(self._orders)
+    def cancel(self, order: Order) -> None:
+        """There is nothing to stop."""

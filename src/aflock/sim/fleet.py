@@ -73,9 +73,11 @@ class Fleet:
         self.p = params or FleetParams()
         self.clients = clients
         self.delay = delay
-        self._key = rng.key(seed, "fleet") & (2**64 - 1)
+        self._key = rng.counter_key(seed, "fleet")
         self.speeds = self._speeds(ranking)
+        self._factors: list[float] = self.speeds.tolist()
         self.roles = self._roles()
+        self._silent = set(np.flatnonzero(self.roles == "silent").tolist())
         if not np.isin(self.roles, ("member", "late")).any():
             raise ParameterError(
                 f"fleet: dropout_share={self.p.dropout_share:g} and silent_share={self.p.silent_share:g} leave none of "
@@ -83,7 +85,7 @@ class Fleet:
             )
 
     def _uniforms(self, purpose: int) -> npt.NDArray[np.float64]:
-        return np.array([rng.fraction(self._key, purpose, client) for client in range(self.clients)])
+        return rng.fractions(self._key, self.clients, purpose)
 
     def _speeds(self, ranking: Sequence[float] | None) -> npt.NDArray[np.float64]:
         """Time factor of every client."""
@@ -111,35 +113,31 @@ class Fleet:
         roles[order[leavers : leavers + silent]] = "silent"
         return roles
 
-    def noise(self, client: int, job: int) -> float:
-        """u_ik."""
-        return rng.fraction(self._key, _JOB, client, job)
-
     def returns(self, client: int, job: int) -> bool:
         """Whether that job ever comes back."""
-        if self.roles[client] == "silent":
+        if client in self._silent:
             return False
         return not self.p.loss or rng.fraction(self._key, _LOSS, client, job) >= self.p.loss
 
     def duration(self, client: int, job: int, steps: int = 1, size: int = 0) -> float:
         """Compute plus network time of a client's job; `size` is the bytes that travel."""
-        compute = float(self.speeds[client]) * self.delay.quantile(self.noise(client, job))
-        if self.p.per_step:
+        p = self.p
+        compute = self._factors[client] * self.delay.quantile(rng.fraction(self._key, _JOB, client, job))
+        if p.per_step:
             compute *= steps
-        transfer = 0.0 if self.p.bandwidth is None else size / self.p.bandwidth
-        return compute + self.p.latency + transfer
+        transfer = 0.0 if p.bandwidth is None else size / p.bandwidth
+        return compute + p.latency + transfer
 
     def initial(self) -> list[int]:
         """The clients that are there from the start."""
-        return [client for client in range(self.clients) if self.roles[client] != "late"]
+        return np.flatnonzero(self.roles != "late").tolist()
 
     def planned(self) -> Iterator[Change]:
         """Comings and goings whose time is fixed beforehand."""
-        for client in range(self.clients):
-            if self.roles[client] == "leaver":
-                yield Change(self.p.dropout_at, "leave", client)
-            elif self.roles[client] == "late":
-                yield Change(self.p.late_at, "join", client)
+        for client in np.flatnonzero(self.roles == "leaver").tolist():
+            yield Change(self.p.dropout_at, "leave", client)
+        for client in np.flatnonzero(self.roles == "late").tolist():
+            yield Change(self.p.late_at, "join", client)
 
     def turn(self, client: int, count: int) -> float:
         """How long the client's count-th stretch of presence (even) or absence (odd) lasts; exponential."""

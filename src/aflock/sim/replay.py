@@ -50,10 +50,10 @@ def replay(simulation: Simulation, lines: Iterable[Line]) -> int:
         elif kind == "arrival" and coordinator.works(client):
             engine.deliver(Item("job", client, engine.numbers[client]))
         elif kind in ("drop", "reset") and coordinator.works(client):
-            engine.executor.cancel(client)
+            engine.withdraw(client)
             coordinator.drop(client, line["time"])
         elif kind == "leave" and client in coordinator.clients:
-            engine.executor.cancel(client)
+            engine.withdraw(client)
             coordinator.leave(client, line["time"])
         elif kind == "join" and client not in coordinator.clients:
             coordinator.join(client, line["time"])

@@ -26,7 +26,7 @@ class Sampled(Engine):
         self.window = window
         self.history_length = window or history
         self.history: deque[Job] = deque(maxlen=self.history_length)
-        self._key = rng.key(seed, "sampled") & (2**64 - 1)
+        self._key = rng.counter_key(seed, "sampled")
         self.draws = 0
         self.heard: dict[int, None] = {}
 

@@ -263,7 +263,7 @@ class Simulation:
             "numbers": sorted(engine.numbers.items()),
             "delays": sorted(engine.delays.items()),
             "memories": {str(client): dict(memory) for client, memory in engine.memories.items()},
-            "orders": {str(c): _saved_order(order) for c, order in self.executor.orders().items()},
+            "orders": {str(c): _saved_order(order) for c, order in engine.orders.items()},
             "measurements": [asdict(measurement) for measurement in self.measurements],
             "sampled": _saved_sampling(engine),
             "wall": self._wall,
@@ -283,7 +283,8 @@ class Simulation:
         engine.delays = dict(state["delays"])
         engine.memories = {int(c): dict(memory) for c, memory in state["memories"].items()}
         for client, saved in state["orders"].items():
-            self.executor.submit(_loaded_order(int(client), saved, engine))
+            order = engine.orders[int(client)] = _loaded_order(int(client), saved, engine)
+            self.executor.submit(order)
         if isinstance(engine, Sampled):
             _load_sampling(engine, state["sampled"])
         self.measurements = [Measurement(**measurement) for measurement in state["measurements"]]

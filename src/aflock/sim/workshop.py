@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .. import rng
 from ..data import Dataset, Partition
-from ..local import LocalRule, Memory, Steps, Task, Trained
+from ..local import Fixed, LocalRule, Memory, Steps, Task, Trained
 from ..models.base import Model
 from ..types import Job, Vector
 
@@ -52,17 +52,21 @@ class Workshop:
     _shelves: dict[int, Shelf] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._key = rng.key(self.seed, "batches") & (2**64 - 1)
-        self._steps_key = rng.key(self.seed, "steps") & (2**64 - 1)
+        self._key = rng.counter_key(self.seed, "batches")
+        self._steps_key = rng.counter_key(self.seed, "steps")
         self._gradient: Vector = np.empty(self.model.length, np.float32)
+        self._sizes = [len(rows) for rows in self.partition.indices]
 
     def examples(self, client: int) -> int:
         """How many examples the client has."""
-        return len(self.partition.indices[client])
+        return self._sizes[client]
 
     def steps_of(self, client: int, number: int) -> int:
         """K of the client's job of that number."""
-        return self.steps.draw(rng.fraction(self._steps_key, client, number), self._shelf(client).batches)
+        if isinstance(self.steps, Fixed):
+            return self.steps.steps
+        batches = -(-self._sizes[client] // self.batch)
+        return self.steps.draw(rng.fraction(self._steps_key, client, number), batches)
 
     def train(self, job: Job, number: int, steps: int, memory: Memory, delay: float) -> Trained:
         """Works on the client's job of that number; reads the memory, changes nothing."""

@@ -76,8 +76,8 @@ class Strategy(ABC):
     @property
     def model(self) -> Vector:
         """w^t: a read-only vector that stays as it is when the next version comes."""
-        self._require_open()
         if self._published is None:
+            self._require_open()
             self._published = _frozen(self.w.copy())
         return self._published
 
@@ -152,14 +152,15 @@ class Strategy(ABC):
             self._begin()
             self._started = True
 
-    def job(self, client: int) -> Job:
-        """What the client works on if it pulls now."""
-        self._require_start()
+    def job(self, client: int, id: int | None = None) -> Job:
+        """What the client works on if it pulls now; `id` is the number the coordinator gives it."""
+        if not self._started:
+            self._require_start()
         client = self._require_client(client)
         if self._extras is None:
             made = {name: _frozen(vector) for name, vector in self._make_extras().items()}
             self._extras = MappingProxyType(made)
-        return Job(client, self.version, self.model, self._extras)
+        return Job(client, self.version, self.model, self._extras, False, id)
 
     def receive(self, update: Update) -> Receipt:
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
@@ -322,7 +323,8 @@ class Strategy(ABC):
 
     def _admit(self, update: Update) -> tuple[int, Update]:
         """The staleness of an update that may come in, and the update with plain numbers and contiguous vectors."""
-        self._require_start()
+        if not self._started:
+            self._require_start()
         update = self.check_numbers(update)
         staleness = self.version - update.version
         if staleness < 0 or update.version < 0:
@@ -344,11 +346,13 @@ class Strategy(ABC):
         """An update whose client is here and whose numbers are plain integers in their range, or an error."""
         if not isinstance(update, Update):
             raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
-        client = self._require_client(update.client)
-        version = index(update.version, "version", VersionError)
-        steps, examples = positive(update.steps, "steps"), positive(update.examples, "examples")
-        if type(update.client) is type(update.version) is type(update.steps) is type(update.examples) is int:
+        client, version, steps, examples = update.client, update.version, update.steps, update.examples
+        plain = type(client) is type(version) is type(steps) is type(examples) is int
+        if plain and client in self.clients and steps > 0 and examples > 0:
             return update
+        client = self._require_client(client)
+        version = index(version, "version", VersionError)
+        steps, examples = positive(steps, "steps"), positive(examples, "examples")
         return Update(client, version, update.vectors, steps, examples, update.job)
 
     def _missing(self, name: str, vectors: Mapping[str, Vector]) -> str:
@@ -368,6 +372,8 @@ class Strategy(ABC):
             raise OrderError(f"{self.name} has not been started; call start(w0{', first' if self.first else ''}) first")
 
     def _require_client(self, client: int) -> int:
+        if type(client) is int and client in self.clients:
+            return client
         number = index(client, "client", UnknownClient)
         if number not in self.clients:
             raise UnknownClient(f"client {number} is not in the federation of {self.n} clients")

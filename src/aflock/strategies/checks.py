@@ -34,7 +34,7 @@ def positive(value: Any, what: str) -> int:
 
 def mapping(value: Any, what: str) -> Mapping[Any, Any]:
     """A dictionary, or something like it."""
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise InputError(f"{what} is a {type(value).__name__}; expected a dictionary")
     return value
 
@@ -50,7 +50,8 @@ def checked(vector: Any, name: str, length: int | None) -> Vector:
     if length is not None and vector.size != length:
         raise VectorError(f"{name} has {vector.size} weights; expected {length}")
     sound = vector if type(vector) is np.ndarray else vector.view(np.ndarray)
-    if not (sound.flags.c_contiguous and sound.flags.aligned):
+    layout = sound.flags
+    if not (layout.c_contiguous and layout.aligned):
         sound = np.array(sound)
     if not kernels.all_finite(sound):
         bad = int(np.flatnonzero(~np.isfinite(sound))[0])

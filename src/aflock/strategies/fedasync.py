@@ -49,11 +49,11 @@ class FedAsync(Strategy):
     def _weight(self, tau: int) -> float:
         match self.p.staleness:
             case "polynomial":
-                return weights.polynomial(self.p.a)(tau)
+                return weights.polynomial(tau, self.p.a)
             case "hinge":
-                return weights.hinge(self.p.a, self.p.b)(tau)
+                return weights.hinge(tau, self.p.a, self.p.b)
             case _:
-                return weights.constant()(tau)
+                return 1.0
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
         alpha = self.p.alpha * self._weight(staleness)

@@ -51,7 +51,7 @@ class FedBuff(Buffered):
         self.acc: Accumulator = kernels.zeros(length, np.float64)
 
     def _hold(self, update: Update, staleness: int) -> None:
-        weight = weights.polynomial(self.p.staleness_exponent)(staleness)
+        weight = weights.polynomial(staleness, self.p.staleness_exponent)
         kernels.add(self.acc, weight, update.vectors["delta"])
 
     def _release(self, m: int) -> None:

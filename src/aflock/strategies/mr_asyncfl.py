@@ -75,12 +75,12 @@ class MrAsyncFl(Strategy):
         """c^(j) of every client present."""
         return {client: self.scale * share for client, share in self.shares.items()}
 
-    def job(self, client: int) -> Job:
+    def job(self, client: int, id: int | None = None) -> Job:
         if self.p.exchange == "after" or client != self.latest or client not in self.clients:
-            return super().job(client)
+            return super().job(client, id)
         model = self.previous.copy()
         model.flags.writeable = False
-        return Job(client, self.version - 1, model, super().job(client).extras)
+        return Job(client, self.version - 1, model, super().job(client).extras, False, id)
 
     def restart(self, client: int) -> None:
         if self.latest == client:

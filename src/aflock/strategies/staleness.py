@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 
-Weight = Callable[[int], float]
-
-
-def constant() -> Weight:
-    """s(tau) = 1."""
-    return lambda tau: 1.0
-
-
-def polynomial(a: float) -> Weight:
+def polynomial(tau: int, a: float) -> float:
     """s(tau) = (tau+1)^(-a)."""
-    return lambda tau: float((tau + 1.0) ** -a)
+    return float((tau + 1.0) ** -a)
 
 
-def hinge(a: float, b: float) -> Weight:
+def hinge(tau: int, a: float, b: float) -> float:
     """s(tau) = 1 if tau <= b, else 1/(a*(tau-b)+1)."""
-    return lambda tau: 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
+    return 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)

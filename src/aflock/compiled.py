@@ -1,0 +1,23 @@
+"""How loops are compiled: by numba, kept on disk, one thread, plain IEEE arithmetic unless asked otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(**options: Any) -> Callable[[F], F]:
+    """Decorator; the compiled code is cached next to the module or in the user's cache folder."""
+
+    def wrap(function: F) -> F:
+        settings = {"nogil": True, "error_model": "numpy", **options}
+        try:
+            return cast(F, numba.njit(cache=True, **settings)(function))
+        except RuntimeError:  # nowhere to keep compiled code (read-only package, no home): compile at every start
+            return cast(F, numba.njit(**settings)(function))
+
+    return wrap

@@ -121,6 +121,9 @@ def _add_changes(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers", type=_positive, default=0, metavar="N", help="train in N processes; the result is the same bits"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
@@ -160,10 +163,10 @@ def _run(options: argparse.Namespace) -> int:
     with Progress(experiment, quiet=options.quiet or options.json) as progress:
         if options.resume:
             folder = Path(options.resume)
-            result = runs.resume(experiment, folder, watch=progress.update)
+            result = runs.resume(experiment, folder, watch=progress.update, workers=options.workers)
         else:
             folder = Path(options.out) if options.out else _free_folder(options.file, experiment)
-            result = runs.run(experiment, folder, watch=progress.update)
+            result = runs.run(experiment, folder, watch=progress.update, workers=options.workers)
     _print_result(asdict(result) | ({} if options.json else {"folder": folder}), options.json)
     return 0
 
@@ -190,7 +193,8 @@ def _compare(options: argparse.Namespace) -> int:
     for name in names:
         experiment.variant(name, 0)
     with Progress(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds) as progress:
-        found = runs.compare(experiment, names, options.seeds, watch=progress.update_named)
+        watch, workers = progress.update_named, options.workers
+        found = runs.compare(experiment, names, options.seeds, watch=watch, workers=workers)
     described = runs.describe(found)
     table = tables.comparison(described)
     if folder is not None:

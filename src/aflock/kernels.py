@@ -66,6 +66,24 @@ def all_finite(v: npt.NDArray[np.float32]) -> bool:
     return isfinite(_energy(v)) or bool(np.isfinite(v).all())
 
 
+# --- moving a client's model ----------------------------------------------------------------------------------------
+
+
+@compiled()
+def descend(x: Vector, rate: np.float32, d: Vector) -> None:
+    """x <- x - rate*d, in float32."""
+    for k in range(x.shape[0]):
+        x[k] -= rate * d[k]
+
+
+@compiled()
+def descend_and_sum(x: Vector, rate: np.float32, g: Vector, total: Accumulator) -> None:
+    """x <- x - rate*g, in float32; total <- total + g."""
+    for k in range(x.shape[0]):
+        x[k] -= rate * g[k]
+        total[k] += np.float64(g[k])
+
+
 # --- moving the model ----------------------------------------------------------------------------------------------
 
 

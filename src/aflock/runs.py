@@ -20,9 +20,10 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -40,27 +41,29 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C: the run was saved and can be resumed."""
 
 
-def simulate(experiment: Mapping[str, Any] | str | Path, *changes: str) -> Result:
-    """Runs an experiment in memory: a TOML file or nested dictionaries, with changes such as "strategy.name=ace"."""
-    if isinstance(experiment, Mapping):
-        simulation = Simulation(Experiment.build(experiment, changes))
-    else:
-        simulation = Simulation(Experiment.read(experiment, changes))
-    simulation.run()
-    return simulation.result()
+def simulate(experiment: Mapping[str, Any] | str | Path, *changes: str, workers: int = 0) -> Result:
+    """Runs an experiment in memory: a TOML file or nested dictionaries, with changes such as "strategy.name=ace".
+
+    With `workers`, that many processes train the clients; the result is the same to the last bit.
+    """
+    given = isinstance(experiment, Mapping)
+    made = Experiment.build(experiment, changes) if given else Experiment.read(experiment, changes)  # type: ignore[arg-type]
+    with Simulation(made, workers=workers) as simulation:
+        simulation.run()
+        return simulation.result()
 
 
-def run(experiment: Experiment, folder: Path, *, watch: Watch | None = None) -> Result:
+def run(experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0) -> Result:
     """Runs an experiment into a new folder."""
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another --out, or --resume {folder}")
-    recorder = _Recorder(experiment, folder, watch)  # what cannot run says so before a folder is made
-    folder.mkdir(parents=True)
-    write_whole(folder / "config.toml", experiment.text())
-    return recorder.run()
+    with _Recorder(experiment, folder, watch, workers) as recorder:  # what cannot run says so before a folder is made
+        folder.mkdir(parents=True)
+        write_whole(folder / "config.toml", experiment.text())
+        return recorder.run()
 
 
-def resume(experiment: Experiment, folder: Path, *, watch: Watch | None = None) -> Result:
+def resume(experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0) -> Result:
     """Goes on with an interrupted run, to the same bits as if nothing had happened."""
     if not (folder / "config.toml").is_file():
         raise InputError(f"{folder} is not the folder of a run; expected a config.toml in it")
@@ -68,24 +71,34 @@ def resume(experiment: Experiment, folder: Path, *, watch: Watch | None = None) 
         raise InputError(f"{folder} was run with another experiment; resume with {folder / 'config.toml'}, unchanged")
     if (folder / "result.json").is_file():
         raise InputError(f"{folder} has ended already; its result is in {folder / 'result.json'}")
-    recorder = _Recorder(experiment, folder, watch)
-    recorder.load()
-    return recorder.run()
+    with _Recorder(experiment, folder, watch, workers) as recorder:
+        recorder.load()
+        return recorder.run()
 
 
 class _Recorder:
     """A simulation and the files it writes."""
 
-    def __init__(self, experiment: Experiment, folder: Path, watch: Watch | None) -> None:
+    def __init__(self, experiment: Experiment, folder: Path, watch: Watch | None, workers: int) -> None:
         self.folder = folder
         self._watch = watch
         self._every = experiment.section("checkpoint").every
         self._saved_at = 0
         self._due = False
         self.simulation = Simulation(
-            experiment, on_event=self._on_event, on_measurement=self._on_measurement, on_upload=self._on_upload
+            experiment,
+            on_event=self._on_event,
+            on_measurement=self._on_measurement,
+            on_upload=self._on_upload,
+            workers=workers,
         )
         self._files: dict[str, IO[str]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.simulation.close()
 
     def load(self) -> None:
         """Back to the last checkpoint, or to the start if there is none."""
@@ -200,18 +213,17 @@ def compare(
     seeds: int,
     *,
     watch: Callable[[str, int, Simulation], None] | None = None,
+    workers: int = 0,
 ) -> dict[str, list[tuple[Result, list[Measurement]]]]:
     """Every rule on the same data, initial model, client draws and durations, for each of several seeds."""
     found: dict[str, list[tuple[Result, list[Measurement]]]] = {}
     for name in names:
         for seed in range(seeds):
             variant = experiment.variant(name, seed)
-            simulation = Simulation(
-                variant,
-                on_upload=None if watch is None else lambda s, n=name, k=seed: watch(n, k, s),  # type: ignore[misc]
-            )
-            simulation.run()
-            found.setdefault(name, []).append((simulation.result(), simulation.measurements))
+            on_upload = None if watch is None else partial(watch, name, seed)
+            with Simulation(variant, on_upload=on_upload, workers=workers) as simulation:
+                simulation.run()
+                found.setdefault(name, []).append((simulation.result(), simulation.measurements))
     return found
 
 

@@ -23,11 +23,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from .. import kernels
 from ..params import Params, non_negative, positive, switch, unit, whole
 from ..types import Job, Vector
-from .base import Direction, Known, LocalRule, Task, sound
+from .base import Direction, Known, LocalRule, Task, Walk, sound, start
 from .registry import register
 
 
@@ -65,16 +65,15 @@ class _Adam(LocalRule):
             rate *= (1.0 + math.cos(math.pi * min(version, self.p.rounds) / self.p.rounds)) / 2.0
         return rate
 
-    def _run(
-        self, job: Job, task: Task, steps: int, memory: Known, delay: float
-    ) -> tuple[Vector, npt.NDArray[np.float64], int]:
-        x, total = job.model.copy(), np.zeros(job.model.size)
+    def _run(self, job: Job, task: Task, steps: int, memory: Known, delay: float, mean: bool) -> Walk:
+        x, total = start(job, task), np.zeros(job.model.size) if mean else None
         direction = self._directions(job, memory)
         best, best_loss, waited = x, math.inf, 0
         watch = task.validation if self.p.patience is not None else None
         for k in range(steps):
             gradient = sound(task.gradient(x, k), x)
-            total += gradient
+            if total is not None:
+                kernels.add(total, 1.0, gradient)
             rate = self.rate(k // task.batches, delay, job.version)
             if self.decoupled:
                 x *= np.float32(1.0 - rate * self.p.weight_decay)

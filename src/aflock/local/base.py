@@ -27,14 +27,18 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from .. import kernels
 from ..errors import CountError, MissingVector, VectorError
 from ..params import Params
-from ..types import Job, Receipt, Vector
+from ..types import Accumulator, Job, Receipt, Vector
 
 Memory = MutableMapping[str, npt.NDArray[Any]]
 Known = Mapping[str, npt.NDArray[Any]]
 Direction = Callable[[Vector, Vector, int], Vector]
 """(gradient at x_k, x_k, k) -> direction_k; it may return its first argument."""
+
+Walk = tuple[Vector, Accumulator | None, int]
+"""x_K, the sum of the gradients on the way (where it is wanted), and K."""
 
 ALL = ("gradient", "delta", "model", "direction")
 
@@ -47,6 +51,10 @@ class Task:
     """(x, k) -> stochastic gradient of F_i at x for local step k, counted from 0; x must not be changed."""
     batches: int = 1
     validation: Callable[[Vector], float] | None = None
+    descend: Callable[[Vector, int, float], None] | None = None
+    """(x, k, rate): x <- x - rate*gradient(x, k) in place, where the task has a faster way to do it."""
+    room: Vector | None = None
+    """Where the task wants x to be worked on; None: in memory of its own."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,10 @@ class LocalRule(ABC):
     """The names of what a client must keep between jobs."""
     extras: ClassVar[tuple[str, ...]] = ()
     """The extra vectors a job must carry."""
+    averages: ClassVar[bool] = False
+    """Whether the rule itself uses the mean of a job's gradients."""
+    follows: bool = False
+    """Whether direction_k is the gradient itself, nothing added."""
 
     def __init__(self, params: Params) -> None:
         self.p = params
@@ -108,10 +120,12 @@ class LocalRule(ABC):
         for name in self.extras:
             if name not in job.extras:
                 raise MissingVector(f"the local rule {self.name} needs the job's extra vector {name!r}")
-        x, total, made = self._run(job, task, int(steps), known, delay)
-        gradient = _mean(total, made)
+        x, total, made = self._run(job, task, int(steps), known, delay, self.averages or "gradient" in needs)
+        gradient = None if total is None else _mean(total, made)
         vectors = self._vectors(job.model, x, gradient, made, needs)
-        kept = self._remember(gradient)
+        if x is task.room and "model" in vectors:
+            vectors["model"] = x.copy()
+        kept = {} if gradient is None else self._remember(gradient)
         self._finish(job, x, made, known, vectors, kept)
         _send_changes(vectors, changes, known, kept)
         return Trained(vectors, made, kept)
@@ -125,30 +139,39 @@ class LocalRule(ABC):
         told = {"told gradient": gradient.astype(np.float64)} if "gradient" in changes else {}
         return Trained({"gradient": gradient}, steps, self._remember(gradient) | told)
 
-    def _run(
-        self, job: Job, task: Task, steps: int, memory: Known, delay: float
-    ) -> tuple[Vector, npt.NDArray[np.float64], int]:
-        """x_K, the sum of the raw gradients, and the number of steps made."""
-        x, step = job.model.copy(), np.empty_like(job.model)
-        total = np.zeros(x.size)
+    def _run(self, job: Job, task: Task, steps: int, memory: Known, delay: float, mean: bool) -> Walk:
+        """x_K, the sum of the raw gradients if the `mean` is wanted, and the number of steps made."""
+        x, rate = start(job, task), np.float32(self.eta_l)
+        if self.follows and task.descend is not None and not mean:
+            for k in range(steps):
+                task.descend(x, k, self.eta_l)
+            return x, None, steps
+        total = np.zeros(x.size) if mean else None
         direction = self._directions(job, memory)
         for k in range(steps):
             gradient = sound(task.gradient(x, k), x)
-            total += gradient
-            np.multiply(direction(gradient, x, k), np.float32(self.eta_l), out=step)
-            x -= step
+            if total is not None and self.follows:
+                kernels.descend_and_sum(x, rate, gradient, total)
+                continue
+            if total is not None:
+                kernels.add(total, 1.0, gradient)
+            kernels.descend(x, rate, direction(gradient, x, k))
         return x, total, steps
 
     def _vectors(
-        self, start: Vector, x: Vector, gradient: Vector, steps: int, needs: tuple[str, ...]
+        self, start: Vector, x: Vector, gradient: Vector | None, steps: int, needs: tuple[str, ...]
     ) -> dict[str, Vector]:
-        made: dict[str, Callable[[], Vector]] = {
-            "gradient": lambda: gradient,
-            "delta": lambda: x - start,
-            "model": lambda: x,
-            "direction": lambda: (start - x) / np.float32(self.eta_l * steps),
-        }
-        return {name: made[name]() for name in needs if name in made}
+        vectors: dict[str, Vector] = {}
+        for name in needs:
+            if name == "gradient" and gradient is not None:
+                vectors[name] = gradient
+            elif name == "delta":
+                vectors[name] = x - start
+            elif name == "model":
+                vectors[name] = x
+            elif name == "direction":
+                vectors[name] = (start - x) / np.float32(self.eta_l * steps)
+        return vectors
 
     @abstractmethod
     def _directions(self, job: Job, memory: Known) -> Direction:
@@ -162,6 +185,14 @@ class LocalRule(ABC):
         self, job: Job, x: Vector, steps: int, memory: Known, vectors: dict[str, Vector], kept: dict[str, Any]
     ) -> None:
         """After the last step: adds what else there is to send and to keep."""
+
+
+def start(job: Job, task: Task) -> Vector:
+    """x_0 = w^s, in the task's room if it has one."""
+    if task.room is None:
+        return job.model.copy()
+    np.copyto(task.room, job.model)
+    return task.room
 
 
 def _mean(total: npt.NDArray[np.float64], steps: int) -> Vector:

@@ -33,6 +33,7 @@ class Momentum(LocalRule):
 
     p: MomentumParams
     remembers = ("gradient",)
+    averages = True
     extras = ("momentum",)
 
     def __init__(self, params: Params) -> None:

@@ -37,6 +37,10 @@ class Sgd(LocalRule):
 
     p: SgdParams
 
+    def __init__(self, params: Params) -> None:
+        super().__init__(params)
+        self.follows = not (self.p.momentum or self.p.weight_decay)
+
     @property
     def eta_l(self) -> float:
         return self.p.eta_l

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .. import kernels
 from ..errors import CountError, VectorError
-from ..types import Vector
+from ..types import Accumulator, Vector
 
 Batch = npt.NDArray[Any]
 """B examples: (B, ...), float32; integers for a torch module that takes tokens."""
@@ -53,6 +54,10 @@ class Model(ABC):
     """One model; `length` is d."""
 
     length: int
+    weights: Vector | None = None
+    """Where the model likes w to be: calls with this very vector save a copy."""
+    buffers: int = 0
+    """How many numbers beside w stay with every client (batch norm's, if they are to be local)."""
 
     @abstractmethod
     def init(self, draws: np.random.Generator) -> Vector:
@@ -61,6 +66,19 @@ class Model(ABC):
     @abstractmethod
     def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
         """The mean loss of a batch; overwrites all of `out` with its gradient at w."""
+
+    def descend(self, w: Vector, x: Batch, y: Labels, rate: float, out: Vector) -> float:
+        """w <- w - rate*gradient; returns the loss. `out` is scratch memory of the gradient's size."""
+        loss = self.gradient(w, x, y, out)
+        kernels.descend(w, np.float32(rate), out)
+        return loss
+
+    def get_buffers(self) -> Accumulator:
+        """The numbers that stay with the client."""
+        return np.zeros(0)
+
+    def set_buffers(self, values: Accumulator) -> None:
+        """Puts back what `get_buffers` gave."""
 
     @abstractmethod
     def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:

@@ -116,6 +116,7 @@ class TorchModule(Model):
         self._parameters = list(trained.values())
         self._trained = sum(p.numel() for p in self._parameters)
         self._move_in([*self._parameters, *averaged.values()])
+        self.buffers = sum(buffer.tensor.numel() for buffer in self._kept) if buffers == "local" else 0
 
     def _move_in(self, tensors: list[Tensor]) -> None:
         """Makes the tensors views of `weights`, at the values they have."""
@@ -143,15 +144,30 @@ class TorchModule(Model):
     def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
         """The mean loss in training mode; out <- its gradient, and (b - b')/rate for averaged buffers."""
         check_out(out, self.length)
-        self._load(w, x, y)
         if out is self.weights or out is w:
             raise VectorError("out is w itself; expected a vector of its own for the gradient")
+        loss, gradients = self._autograd(w, x, y)
+        self._write(gradients, out)
+        return loss
+
+    def descend(self, w: Vector, x: Batch, y: Labels, rate: float, out: Vector) -> float:
+        """w <- w - rate*gradient; in place, without a flat gradient, where w is `weights`."""
+        if w is not self.weights or self._averaged:
+            return super().descend(w, x, y, rate, out)
+        loss, gradients = self._autograd(w, x, y)
+        moved = [(p, g) for p, g in zip(self._parameters, gradients, strict=True) if g is not None]
+        with torch.no_grad():
+            torch._foreach_add_([p for p, _ in moved], [g for _, g in moved], alpha=-rate)
+        return loss
+
+    def _autograd(self, w: Vector, x: Batch, y: Labels) -> tuple[float, Sequence[Tensor | None]]:
+        """The loss and the gradient of every parameter."""
+        self._load(w, x, y)
         self.module.train()
         with _seeded(_seed_of(w, x, y)), self._buffers_put_back():
             loss = self._loss(self.module(_tensor(x)), y)
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-        self._write(gradients, out)
-        return float(loss.detach())
+        return float(loss.detach()), gradients
 
     def _write(self, gradients: Sequence[Tensor | None], out: Vector) -> None:
         if out is not self._out:  # the views are kept: whoever calls mostly calls with the same vector again

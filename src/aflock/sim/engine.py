@@ -176,22 +176,27 @@ class Engine:
         memory = self.memories.get(client)
         if memory is None:
             memory = self.memories[client] = {}
-        order = self.orders[client] = Order(job, number, steps, memory, self.delays.get(client, 0))
-        self.executor.submit(order)
         length = job.model.nbytes
         down = length * (1 + len(job.extras))
         self.tally.bytes_down += down
+        due = self.clock.now
         if on_clock:
-            self._schedule(client, number, steps, down + length * len(self.workshop.needs))
+            due += self._schedule(client, number, steps, down + length * len(self.workshop.needs))
+        order = self.orders[client] = Order(job, number, steps, memory, self.delays.get(client, 0), due)
+        self.executor.submit(order)
 
-    def _schedule(self, client: int, number: int, steps: int, size: int) -> None:
-        fleet, clock = self.fleet, self.clock
+    def _schedule(self, client: int, number: int, steps: int, size: int) -> float:
+        """Puts the return of a job, and the end of its lease, on the clock; returns how long it takes."""
+        fleet, clock, duration = self.fleet, self.clock, math.inf
         if fleet.returns(client, number):
             duration = fleet.duration(client, number, steps, size)
-            clock.at(clock.now + (self._whole(duration) if self.ticks else duration), Item("job", client, number))
+            if self.ticks:
+                duration = self._whole(duration)
+            clock.at(clock.now + duration, Item("job", client, number))
         if fleet.p.lease is not None:
             lease = self._whole(fleet.p.lease) if self.ticks else fleet.p.lease
             clock.at(clock.now + lease, Item("lease", client, number))
+        return duration
 
     @staticmethod
     def _whole(duration: float) -> float:

@@ -18,6 +18,8 @@ class Order(NamedTuple):
     steps: int
     memory: Memory
     delay: float
+    due: float = 0.0
+    """When the result will be asked for, as far as is known: earlier ones are worked on first."""
 
 
 class Executor(ABC):

@@ -12,21 +12,21 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from .. import data, local, models, rng, strategies
+from .. import rng
 from ..coordinator import Coordinator
-from ..data import partition
 from ..errors import ParameterError, StateError
 from ..events import Event
+from ..threads import one_thread
 from ..types import Job, Receipt, State
-from . import delays
 from .engine import Budget, Engine, Item, Tally
-from .executors import Inline, Order
-from .experiment import Experiment, Named
-from .fleet import Fleet
+from .executors import Executor, Inline, Order
+from .experiment import Experiment
+from .parts import assemble
+from .processes import Processes
 from .sampled import Sampled
 from .workshop import Workshop
 
@@ -79,28 +79,23 @@ class Simulation:
         on_event: Callable[[Event], None] | None = None,
         on_measurement: Callable[[Measurement], None] | None = None,
         on_upload: Callable[[Simulation], None] | None = None,
+        workers: int = 0,
     ) -> None:
+        """`workers` processes train the clients; 0: this one does. What comes out is the same to the last bit."""
         self.experiment = experiment
+        self._evaluate_every = experiment.section("evaluation").every
         self.measurements: list[Measurement] = []
         self._on_measurement = on_measurement
         self._on_upload = on_upload
         self._wall = 0.0
-        self._build(on_event)
+        self._build(on_event, workers)
 
-    def _build(self, on_event: Callable[[Event], None] | None) -> None:
+    def _build(self, on_event: Callable[[Event], None] | None, workers: int) -> None:
         section, seeds = self.experiment.section, self.experiment.section("seeds")
-        self.dataset = data.load(section("data").name, seed=seeds.data, **section("data").params)
-        split: Named = section("partition")
-        self.partition = partition.create(
-            split.name, self.dataset, self.experiment.clients, seed=seeds.data, **split.params
-        )
-        n = len(self.partition.indices)
-        self.fleet = self._fleet(n)
-        rule: Named = section("strategy")
-        self.strategy = strategies.create(rule.name, len(self.fleet.initial()), seed=seeds.training, **rule.params)
-        self.model = models.create(section("model").name, self.dataset, **section("model").params)
-        self.workshop = self._workshop()
-        clock = section("clock")
+        parts = assemble(self.experiment)
+        self.dataset, self.partition, self.fleet = parts.dataset, parts.partition, parts.fleet
+        self.strategy, self.model, self.workshop = parts.strategy, parts.model, parts.workshop
+        clock, n = section("clock"), len(self.partition.indices)
         if clock.concurrency is not None and clock.concurrency > n:
             raise ParameterError(f"[clock] concurrency = {clock.concurrency} exceeds the {n} clients; lower it")
         self.coordinator = Coordinator(
@@ -114,7 +109,7 @@ class Simulation:
         limits = {name: math.inf if value is None else value for name, value in asdict(section("budget")).items()}
         if all(math.isinf(value) for value in limits.values()):
             raise ParameterError("[budget] is empty; set uploads, versions or time")
-        self.executor = Inline(self.workshop)
+        self.executor = executor(self.experiment, self.workshop, workers)
         kind = Sampled if clock.protocol == "sampled" else Engine
         self.engine: Engine = kind(
             self.coordinator,
@@ -127,45 +122,6 @@ class Simulation:
         )
         if isinstance(self.engine, Sampled):
             self.engine.configure(clock.window, clock.history, seeds.schedule)
-
-    def _fleet(self, n: int) -> Fleet:
-        params, seeds = self.experiment.section("fleet"), self.experiment.section("seeds")
-        delay: Named = self.experiment.section("delays")
-        labels = self.dataset.train_y
-        rankings = {
-            "none": None,
-            "class": [float(labels[rows].mean()) for rows in self.partition.indices],
-            "size": [float(len(rows)) for rows in self.partition.indices],
-        }
-        made = delays.create(delay.name, **delay.params)
-        return Fleet(n, made, params, seed=seeds.schedule, ranking=rankings[params.correlate])
-
-    def _workshop(self) -> Workshop:
-        section, seeds = self.experiment.section, self.experiment.section("seeds")
-        training = section("training")
-        kinds: dict[str, Callable[[int], local.Steps]] = {
-            "fixed": local.Fixed,
-            "dynamic": local.Dynamic,
-            "epochs": local.Epochs,
-        }
-        return Workshop(
-            self.dataset,
-            self.partition,
-            self.model,
-            self._local_rule(),
-            kinds[training.kind](training.steps),
-            training.batch,
-            seeds.training,
-            self.strategy.needs,
-            self.strategy.changes,
-        )
-
-    def _local_rule(self) -> local.LocalRule:
-        section: Named = self.experiment.section("local")
-        if section.name != "auto":
-            return local.create(section.name, **section.params)
-        name, shared = self.strategy.client_half
-        return local.create(name, **section.params, **shared)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -180,15 +136,26 @@ class Simulation:
     def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """From the start, or from where a state was loaded, to the end of the budget; false if `stop` came first."""
         begin = time.perf_counter()
-        if not self.measurements:
-            self.start()
         try:
-            ended = self.engine.run(stop)
+            with one_thread():
+                if not self.measurements:
+                    self.start()
+                ended = self.engine.run(stop)
+                if ended:
+                    self.finish()
         finally:
             self._wall += time.perf_counter() - begin
-        if ended:
-            self.finish()
         return ended
+
+    def close(self) -> None:
+        """Ends the processes it started; what was measured stays."""
+        self.executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def finish(self) -> None:
         """Lets the rule use its last partial buffer, and measures the final model."""
@@ -196,16 +163,16 @@ class Simulation:
         self._measure()
 
     def _after_upload(self, engine: Engine, receipt: Receipt) -> None:
-        if engine.tally.uploads % self.experiment.section("evaluation").every == 0:
+        if engine.tally.uploads % self._evaluate_every == 0:
             self._measure()
         if self._on_upload is not None:
             self._on_upload(self)
 
     def _measure(self) -> None:
-        tally, found = (
-            self.engine.tally,
-            self.model.evaluate(self.strategy.model, self.dataset.test_x, self.dataset.test_y),
-        )
+        if self.model.buffers:
+            self._set_mean_buffers()
+        tally = self.engine.tally
+        found = self.model.evaluate(self.strategy.model, self.dataset.test_x, self.dataset.test_y)
         measurement = Measurement(
             tally.uploads,
             self.strategy.version,
@@ -221,6 +188,12 @@ class Simulation:
         self.measurements.append(measurement)
         if self._on_measurement is not None:
             self._on_measurement(measurement)
+
+    def _set_mean_buffers(self) -> None:
+        """Buffers that stay with the clients: the test set sees their mean. They are never sent back."""
+        known = [memory["buffers"] for memory in self.engine.memories.values() if "buffers" in memory]
+        if known:
+            self.model.set_buffers(np.mean(known, axis=0))
 
     def result(self) -> Result:
         """The last measurement and the whole cost."""
@@ -291,20 +264,26 @@ class Simulation:
         self._wall = state["wall"]
 
 
+def executor(experiment: Experiment, workshop: Workshop, workers: int) -> Executor:
+    """Where clients are trained: in that many processes, or here."""
+    return Processes(experiment, workshop, workers) if workers else Inline(workshop)
+
+
 def _saved_job(job: Job) -> dict[str, Any]:
     extras = {name: np.array(vector) for name, vector in job.extras.items()}
     return {"version": job.version, "model": np.array(job.model), "extras": extras}
 
 
 def _saved_order(order: Order) -> dict[str, Any]:
-    head = [order.job.first, order.job.id, order.number, order.steps, order.delay]
+    due = None if math.isinf(order.due) else order.due  # a job that never returns; JSON has no word for infinity
+    head = [order.job.first, order.job.id, order.number, order.steps, order.delay, due]
     return {"head": head, **_saved_job(order.job)}
 
 
 def _loaded_order(client: int, saved: dict[str, Any], engine: Engine) -> Order:
-    first, number_of_job, number, steps, delay = saved["head"]
+    first, number_of_job, number, steps, delay, due = saved["head"]
     job = Job(client, saved["version"], saved["model"], saved["extras"], first, number_of_job)
-    return Order(job, number, steps, engine.memories.setdefault(client, {}), delay)
+    return Order(job, number, steps, engine.memories.setdefault(client, {}), delay, math.inf if due is None else due)
 
 
 def _saved_sampling(engine: Engine) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .. import rng
 from ..data import Dataset, Partition
 from ..local import Fixed, LocalRule, Memory, Steps, Task, Trained
-from ..models.base import Model
+from ..models.base import Batch, Labels, Model
 from ..types import Job, Vector
 
 
@@ -55,6 +55,8 @@ class Workshop:
         self._key = rng.counter_key(self.seed, "batches")
         self._steps_key = rng.counter_key(self.seed, "steps")
         self._gradient: Vector = np.empty(self.model.length, np.float32)
+        self._room: Vector = np.empty_like(self._gradient) if self.model.weights is None else self.model.weights
+        self._buffers = self.model.get_buffers()
         self._sizes = [len(rows) for rows in self.partition.indices]
 
     def examples(self, client: int) -> int:
@@ -72,16 +74,27 @@ class Workshop:
         """Works on the client's job of that number; reads the memory, changes nothing."""
         shelf = self._shelf(job.client)
         place = int(rng.fraction(self._key, job.client, number) * shelf.size)
-        model, out = self.model, self._gradient
+        model, scratch = self.model, self._gradient
+
+        def batch(k: int) -> tuple[Batch, Labels]:
+            begin = (place + k * shelf.batch) % shelf.size
+            end = begin + shelf.batch
+            return shelf.x[begin:end], shelf.y[begin:end]
 
         def gradient(x: Vector, k: int) -> Vector:
-            begin = (place + k * shelf.batch) % shelf.size
-            end = begin + min(shelf.batch, shelf.size)
-            model.gradient(x, shelf.x[begin:end], shelf.y[begin:end], out)
-            return out
+            model.gradient(x, *batch(k), scratch)
+            return scratch
 
-        task = Task(gradient, shelf.batches)
-        return self.rule.train(job, task, steps, needs=self.needs, changes=self.changes, memory=memory, delay=delay)
+        def descend(x: Vector, k: int, rate: float) -> None:
+            model.descend(x, *batch(k), rate, scratch)
+
+        task = Task(gradient, shelf.batches, None, descend, self._room)
+        if model.buffers:
+            model.set_buffers(memory.get("buffers", self._buffers))
+        done = self.rule.train(job, task, steps, needs=self.needs, changes=self.changes, memory=memory, delay=delay)
+        if model.buffers:
+            done.memory["buffers"] = model.get_buffers()
+        return done
 
     def _shelf(self, client: int) -> Shelf:
         if client not in self._shelves:

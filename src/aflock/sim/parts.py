@@ -1,0 +1,84 @@
+"""What an experiment is made of, put together: the same parts in every process that builds them from the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import data, local, models, strategies
+from ..data import Dataset, Partition, partition
+from ..models.base import Model
+from ..strategies.base import Strategy
+from . import delays
+from .experiment import Experiment, Named
+from .fleet import Fleet
+from .workshop import Workshop
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Data, clients, rule and model of one experiment."""
+
+    dataset: Dataset
+    partition: Partition
+    fleet: Fleet
+    strategy: Strategy
+    model: Model
+    workshop: Workshop
+
+
+def assemble(experiment: Experiment) -> Parts:
+    """Everything random in it depends on the experiment's seeds alone."""
+    section, seeds = experiment.section, experiment.section("seeds")
+    dataset = data.load(section("data").name, seed=seeds.data, **section("data").params)
+    split: Named = section("partition")
+    shares = partition.create(split.name, dataset, experiment.clients, seed=seeds.data, **split.params)
+    fleet = _fleet(experiment, dataset, shares)
+    rule: Named = section("strategy")
+    strategy = strategies.create(rule.name, len(fleet.initial()), seed=seeds.training, **rule.params)
+    model = models.create(section("model").name, dataset, **section("model").params)
+    workshop = _workshop(experiment, dataset, shares, strategy, model)
+    return Parts(dataset, shares, fleet, strategy, model, workshop)
+
+
+def _fleet(experiment: Experiment, dataset: Dataset, shares: Partition) -> Fleet:
+    params, labels = experiment.section("fleet"), dataset.train_y
+    delay: Named = experiment.section("delays")
+    rankings: dict[str, Callable[[], list[float] | None]] = {
+        "none": lambda: None,
+        "class": lambda: [float(labels[rows].mean()) for rows in shares.indices],
+        "size": lambda: [float(len(rows)) for rows in shares.indices],
+    }
+    made = delays.create(delay.name, **delay.params)
+    seed = experiment.section("seeds").schedule
+    return Fleet(len(shares.indices), made, params, seed=seed, ranking=rankings[params.correlate]())
+
+
+def _workshop(
+    experiment: Experiment, dataset: Dataset, shares: Partition, strategy: Strategy, model: Model
+) -> Workshop:
+    training = experiment.section("training")
+    kinds: dict[str, Callable[[int], local.Steps]] = {
+        "fixed": local.Fixed,
+        "dynamic": local.Dynamic,
+        "epochs": local.Epochs,
+    }
+    return Workshop(
+        dataset,
+        shares,
+        model,
+        _local_rule(experiment, strategy),
+        kinds[training.kind](training.steps),
+        training.batch,
+        experiment.section("seeds").training,
+        strategy.needs,
+        strategy.changes,
+    )
+
+
+def _local_rule(experiment: Experiment, strategy: Strategy) -> local.LocalRule:
+    section: Named = experiment.section("local")
+    if section.name != "auto":
+        return local.create(section.name, **section.params)
+    name, shared = strategy.client_half
+    return local.create(name, **section.params, **shared)

@@ -1,0 +1,103 @@
+"""A process that trains: builds its workshop from the experiment, takes jobs from desks, lays results beside them."""
+
+from __future__ import annotations
+
+import shutil
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import threads
+from ..errors import AflockError
+from ..local import Memory, Trained
+from ..types import Job
+from .desk import Desk, Full, Place
+from .experiment import Experiment
+from .parts import assemble
+from .workshop import Workshop
+
+
+class Task(NamedTuple):
+    """A job on its way to a worker: numbers, and where its vectors lie."""
+
+    desk: int
+    path: str
+    size: int
+    client: int
+    version: int
+    first: bool
+    id: int | None
+    number: int
+    steps: int
+    delay: float
+    model: Place
+    extras: list[Place]
+    memory: list[Place]
+    free: int
+    """Where on the desk the result may begin."""
+
+
+class Done(NamedTuple):
+    """What a job came to, and where its vectors lie."""
+
+    steps: int
+    vectors: list[Place]
+    memory: list[Place]
+
+
+class Failed(NamedTuple):
+    """Why there is no result: the error, or how large a desk must be for it."""
+
+    error: Exception | None
+    needed: int = 0
+
+
+class Ready(NamedTuple):
+    """The worker's first word: it can work, or why not."""
+
+    error: str = ""
+
+
+def main(pipe: Connection, document: dict[str, Any], folder: str) -> None:
+    """Works until the pipe is closed; if the other side is gone for good, cleans up behind it."""
+    try:
+        workshop = assemble(Experiment.build(document)).workshop
+    except (AflockError, OSError) as error:
+        pipe.send(Ready(str(error)))
+        return
+    pipe.send(Ready())
+    desks: dict[int, Desk] = {}
+    with threads.one_thread():
+        try:
+            while (task := pipe.recv()) is not None:
+                pipe.send(_work(workshop, desks, task))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _work(workshop: Workshop, desks: dict[int, Desk], task: Task) -> Done | Failed:
+    try:
+        desk = _open(desks, task)
+        done = _train(workshop, desk, task)
+        vectors, free = desk.write(done.vectors, task.free)
+        return Done(done.steps, vectors, desk.write(done.memory, free)[0])
+    except Full as full:
+        return Failed(None, full.needed)
+    except AflockError as error:
+        return Failed(error)
+    except Exception as error:  # whatever a custom rule or model raises must reach the user, not kill the worker
+        return Failed(AflockError(f"{type(error).__name__} while client {task.client} was trained: {error}"))
+
+
+def _open(desks: dict[int, Desk], task: Task) -> Desk:
+    desk = desks.get(task.desk)
+    if desk is None or str(desk.path) != task.path:
+        desk = desks[task.desk] = Desk(Path(task.path), task.size)
+    return desk
+
+
+def _train(workshop: Workshop, desk: Desk, task: Task) -> Trained:
+    extras = {place.name: desk.view(place) for place in task.extras}
+    memory: Memory = {place.name: desk.view(place) for place in task.memory}
+    job = Job(task.client, task.version, desk.view(task.model), extras, task.first, task.id)
+    return workshop.train(job, task.number, task.steps, memory, task.delay)

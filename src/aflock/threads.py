@@ -1,0 +1,36 @@
+"""One thread per process: small models lose up to a hundred times to threads that wait for each other.
+
+It is also what makes bits repeat: a sum split over threads depends on how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def ask_for_one() -> None:
+    """For libraries that are not loaded yet, here and in processes started from here."""
+    for name in _VARIABLES:
+        os.environ[name] = "1"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside, libraries that are loaded already use one thread."""
+    from threadpoolctl import threadpool_limits
+
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 1
+    with threadpool_limits(1):
+        if torch is not None:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            if torch is not None:
+                torch.set_num_threads(before)

@@ -109,7 +109,7 @@ def _add_showcases(commands: Any) -> None:
     optimum.set_defaults(run=_optimum)
 
     bench = commands.add_parser("bench", help="measure speed; all ratios from one run")
-    bench.add_argument("what", choices=["server"], help="server: what one arrival costs, rule by rule")
+    bench.add_argument("what", choices=["server", "sim"], help="one arrival at the server, or whole simulations")
     bench.add_argument("--quick", action="store_true", help="smaller models, fewer repeats: a look, not a measurement")
     bench.add_argument("--json", action="store_true", help="print JSON instead of the table")
     bench.add_argument("--out", metavar="FILE", help="also write the JSON to a file")
@@ -293,19 +293,22 @@ def _optimum(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from .bench import server
+    from . import threads
+
+    threads.ask_for_one()
+    bench = importlib.import_module(f".bench.{options.what}", __package__)
 
     def progress(text: str) -> None:
         print(f"bench: {text}", file=sys.stderr, flush=True)
 
     if options.out and not os.access(os.path.dirname(options.out) or ".", os.W_OK):
         raise NotADirectoryError(f"{options.out} cannot be written: its folder does not exist or is read-only")
-    report = server.measure(quick=options.quick, progress=progress)
+    report = bench.measure(quick=options.quick, progress=progress)
     document = json.dumps(report, indent=2)
     if options.out:
         with open(options.out, "w", encoding="utf-8") as file:
             file.write(document + "\n")
-    print(document if options.json else server.table(report))
+    print(document if options.json else bench.table(report))
     return 0
 
 

@@ -7,13 +7,6 @@ number measured elsewhere: ratios are between things timed in the same run.
 
 from __future__ import annotations
 
-import gc
-import os
-import platform
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,51 +14,10 @@ import numpy as np
 from .. import kernels, rng, strategies
 from ..strategies.base import Strategy
 from ..types import Update, Vector
+from .turns import Contestant, Progress, aims, judged, machine, take_turns
 
 LARGE, SMALL = 1_200_000, 7_850
 CLIENTS, MANY = 100, 1_000
-
-Progress = Callable[[str], None]
-
-
-@dataclass
-class Timing:
-    """Seconds per call, one sample per round."""
-
-    samples: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        """The middle sample."""
-        return float(np.median(self.samples))
-
-    def describe(self) -> dict[str, float]:
-        """Median and quartiles in microseconds."""
-        low, high = np.quantile(self.samples, [0.25, 0.75])
-        return {"us": self.median * 1e6, "us_q25": float(low) * 1e6, "us_q75": float(high) * 1e6}
-
-
-class Contestant(ABC):
-    """Something that is timed: `_prepare` runs outside the clock, `_work` inside."""
-
-    def __init__(self) -> None:
-        self.timing = Timing()
-
-    def round(self, calls: int) -> None:
-        """One sample: the mean time of that many calls."""
-        spent = 0.0
-        for _ in range(calls):
-            prepared = self._prepare()
-            begin = time.perf_counter()
-            self._work(prepared)
-            spent += time.perf_counter() - begin
-        self.timing.samples.append(spent / calls)
-
-    @abstractmethod
-    def _prepare(self) -> Any: ...
-
-    @abstractmethod
-    def _work(self, prepared: Any) -> None: ...
 
 
 class Driver(Contestant):
@@ -145,26 +97,8 @@ class Triad(Contestant):
         self._a, self._b, self._c = (kernels.zeros(length, np.float64) for _ in range(3))
         self.bytes = 24 * length
 
-    def _prepare(self) -> None:
-        return None
-
     def _work(self, prepared: None) -> None:
         kernels.triad(self._a, self._b, 3.0, self._c)
-
-
-def _take_turns(contestants: dict[str, Contestant], rounds: int, calls: dict[str, int]) -> None:
-    """Everyone once outside the clock, then `rounds` turns each."""
-    for name, contestant in contestants.items():
-        contestant.round(min(3, calls.get(name, calls["*"])))
-        contestant.timing.samples.clear()
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(rounds):
-            for name, contestant in contestants.items():
-                contestant.round(calls.get(name, calls["*"]))
-    finally:
-        gc.enable()
 
 
 def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
@@ -172,7 +106,7 @@ def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> d
     length, many, rounds = (120_000, 200, 3) if quick else (LARGE, MANY, 9)
     draws = rng.stream(0, "bench")
     vectors = [(0.01 * draws.standard_normal(length)).astype(np.float32) for _ in range(4)]
-    report: dict[str, Any] = {"quick": quick, "machine": _machine(), "length": length, "clients": CLIENTS}
+    report: dict[str, Any] = {"quick": quick, "machine": machine(), "length": length, "clients": CLIENTS}
     progress(f"every rule, {length} weights, {CLIENTS} clients")
     report |= _rules(length, vectors, rounds)
     progress(f"ace with {many} clients against {CLIENTS}")
@@ -197,7 +131,7 @@ def _rules(length: int, vectors: list[Vector], rounds: int) -> dict[str, Any]:
     contestants["re-averaging, NumPy float64"] = Naive(CLIENTS, length, vectors, exact=True)
     contestants["re-averaging, own kernels"] = Resum(ace.strategy, vectors)
     triad = contestants["STREAM triad"] = Triad(length)
-    _take_turns(contestants, rounds, {"*": 50} | {name: 2 for name in contestants if name.startswith("re-")})
+    take_turns(contestants, rounds, {"*": 50} | {name: 2 for name in contestants if name.startswith("re-")})
     base = ace.timing.median
     rows = {name: c.timing.describe() | {"of_ace": c.timing.median / base} for name, c in contestants.items()}
     assert isinstance(triad, Triad)
@@ -218,7 +152,7 @@ def _scaling(length: int, vectors: list[Vector], many: int, rounds: int) -> dict
         "few": _drive("ace", CLIENTS, vectors, lr=0.001),
         "many": _drive("ace", many, vectors, lr=0.001),
     }
-    _take_turns(contestants, rounds, {"*": 100})
+    take_turns(contestants, rounds, {"*": 100})
     few, large = contestants["few"].timing, contestants["many"].timing
     return {"clients": many, "few": few.describe(), "many": large.describe(), "ratio": large.median / few.median}
 
@@ -229,13 +163,8 @@ def _small(rounds: int) -> dict[str, Any]:
     contestants: dict[str, Contestant] = {
         name: _drive(name, CLIENTS, vectors, **_SETTINGS.get(name, {})) for name in strategies.names()
     }
-    _take_turns(contestants, rounds, {"*": 500})
+    take_turns(contestants, rounds, {"*": 500})
     return {"length": SMALL, "rules": {name: c.timing.describe() for name, c in contestants.items()}}
-
-
-def _machine() -> dict[str, Any]:
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": load}
 
 
 def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -251,15 +180,7 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
         ("ace int8 / ace", rules["ace int8"]["of_ace"], "<=", 3.0),
         (f"ace at {SMALL} weights, us", report["small"]["rules"]["ace"]["us"], "<=", 20.0),
     ]
-    return [
-        {
-            "what": what,
-            "value": value,
-            "target": f"{sign} {aim:g}",
-            "met": value >= aim if sign == ">=" else value <= aim,
-        }
-        for what, value, sign, aim in rows
-    ]
+    return judged(rows)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -278,7 +199,5 @@ def table(report: dict[str, Any]) -> str:
     lines += ["", f"{'at ' + str(report['small']['length']) + ' weights':<30}{'us':>10}"]
     for name, row in sorted(report["small"]["rules"].items(), key=lambda item: item[1]["us"]):
         lines.append(f"{name:<30}{row['us']:>10.1f}")
-    lines += ["", f"{'aim':<44}{'found':>9}  {'target':<9}"]
-    for row in report["targets"]:
-        lines.append(f"{row['what']:<44}{row['value']:>9.2f}  {row['target']:<9}{'met' if row['met'] else 'MISSED'}")
+    lines += ["", *aims(report["targets"])]
     return "\n".join(lines)

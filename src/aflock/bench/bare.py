@@ -1,13 +1,17 @@
 """The yardsticks of `aflock bench sim`: plain loops that do the same gradient steps with no federation around them.
 
 "Bare" is PyTorch as one would write it: one persistent module, autograd, torch.optim.SGD, slices of tensors in memory,
-channels first. "By hand" is softmax regression in NumPy.
+channels first. "By hand" is softmax regression in NumPy. Batches come from random clients, as in a federation: memory
+is as cold for these loops as for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,62 +21,71 @@ from torch.nn import functional
 
 from .turns import Streak
 
-Data = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+Shelf = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+"""One client's examples and labels."""
 
 RATE = 0.01
 
 
-def _slices(count: int, batch: int) -> Iterator[slice]:
-    """Batches one after the other, around the end, for ever."""
-    while True:
-        for begin in range(0, count - batch + 1, batch):
-            yield slice(begin, begin + batch)
+class Loop(Streak):
+    """Random clients, a random place in each one's data, K batches from there on: what a federation trains on."""
 
-
-class Bare(Streak):
-    """K steps of a module per update."""
-
-    def __init__(self, module: nn.Module, data: Data, shape: tuple[int, ...], steps: int, batch: int) -> None:
+    def __init__(self, shelves: Sequence[Any], steps: int, batch: int) -> None:
         super().__init__()
-        x, self._y = torch.from_numpy(data[0].copy()), torch.from_numpy(data[1].copy())
-        self._x = x.long() if shape == () else x.reshape(len(x), *shape)
-        self._module, self._steps = module, steps
-        self._slices = _slices(len(x), batch)
+        self._shelves, self._steps, self._batch = shelves, steps, batch
+        self._draws = random.Random(0)
+
+    def _work(self, prepared: int) -> None:
+        batch, draw = self._batch, self._draws.randrange
+        for _ in range(prepared):
+            x, y = self._shelves[draw(len(self._shelves))]
+            room = len(x) - batch + 1
+            begin = draw(room)
+            for _ in range(self._steps):
+                self._step(x[begin : begin + batch], y[begin : begin + batch])
+                begin = (begin + batch) % room
+
+    @abstractmethod
+    def _step(self, x: Any, y: Any) -> None: ...
+
+
+class Bare(Loop):
+    """A torch module and its optimiser."""
+
+    def __init__(
+        self, module: nn.Module, shelves: Sequence[Shelf], shape: tuple[int, ...], steps: int, batch: int
+    ) -> None:
+        tensors = [(torch.from_numpy(x.copy()), torch.from_numpy(y.copy())) for x, y in shelves]
+        super().__init__(
+            [(x.long() if shape == () else x.reshape(len(x), *shape), y) for x, y in tensors], steps, batch
+        )
+        self._module = module
         self._optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
 
-    def _work(self, prepared: int) -> None:
-        for _ in range(prepared * self._steps):
-            some = next(self._slices)
-            self._optimizer.zero_grad()
-            loss = functional.cross_entropy(self._module(self._x[some]), self._y[some])
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+    def _step(self, x: Tensor, y: Tensor) -> None:
+        self._optimizer.zero_grad()
+        loss = functional.cross_entropy(self._module(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
 
 
-class ByHand(Streak):
-    """Softmax regression in NumPy, one step per update."""
+class ByHand(Loop):
+    """Softmax regression in NumPy."""
 
-    def __init__(self, data: Data, classes: int, batch: int) -> None:
-        super().__init__()
-        self._x, self._y = data
-        self._w = np.zeros((classes, self._x.shape[1]), np.float32)
+    def __init__(self, shelves: Sequence[Shelf], classes: int, steps: int, batch: int) -> None:
+        super().__init__(shelves, steps, batch)
+        self._w = np.zeros((classes, shelves[0][0].shape[1]), np.float32)
         self._b = np.zeros(classes, np.float32)
-        self._slices, self._batch = _slices(len(self._x), batch), batch
         self._range = np.arange(batch)
 
-    def _work(self, prepared: int) -> None:
-        for _ in range(prepared):
-            some = next(self._slices)
-            x, y = self._x[some], self._y[some]
-            z = x @ self._w.T
-            z += self._b
-            z -= z.max(axis=1, keepdims=True)
-            np.exp(z, out=z)
-            z /= z.sum(axis=1, keepdims=True)
-            z[self._range, y] -= 1.0
-            z *= np.float32(RATE / self._batch)
-            self._w -= z.T @ x
-            self._b -= z.sum(axis=0)
+    def _step(self, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> None:
+        z = x @ self._w.T + self._b
+        p = np.exp(z - z.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        p[self._range, y] -= 1
+        p /= len(x)
+        self._w -= RATE * (p.T @ x)
+        self._b -= RATE * p.sum(axis=0)
 
 
 # --- the networks ----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from ..sim.fleet import Fleet
 from ..sim.workshop import Workshop
 from .turns import Contestant, Progress, Streak, aims, judged, machine, ratio, take_turns
 
-CLIENTS, FLIGHT, BUFFER, BATCH, ROUNDS = 100, 20, 10, 50, 5
+CLIENTS, FLIGHT, BUFFER, BATCH, EACH, ROUNDS = 100, 20, 10, 50, 120, 5
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Idle(Executor):
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _dataset(problem: Problem, clients: int = CLIENTS, each: int = BATCH) -> Dataset:
+def _dataset(problem: Problem, clients: int = CLIENTS, each: int = EACH) -> Dataset:
     draws, count = rng.stream(0, "bench", problem.model), clients * each
     y = np.arange(count) % problem.classes
     if problem.shape == ():
@@ -119,13 +119,14 @@ def _compare(problem: Problem, updates: int, rounds: int) -> dict[str, Any]:
 
     dataset = _dataset(problem)
     workshop = _workshop(problem, dataset, ("delta",))
-    module, data = bare.NETWORKS[problem.model](), (np.array(dataset.train_x), np.array(dataset.train_y))
+    module = bare.NETWORKS[problem.model]()
+    shelves = [(dataset.train_x[rows], dataset.train_y[rows]) for rows in workshop.partition.indices]
     assert sum(p.numel() for p in module.parameters()) == workshop.model.length
     ours = Simulated(_engine(workshop, Inline(workshop), CLIENTS, workshop.model.init(rng.stream(0, "w"))))
-    plain = bare.Bare(module, data, problem.shape, problem.steps, BATCH)
+    plain = bare.Bare(module, shelves, problem.shape, problem.steps, BATCH)
     contestants: dict[str, Contestant] = {"aflock": ours, "bare": plain}
     if problem.model == "logistic":
-        contestants["numpy"] = bare.ByHand(data, problem.classes, BATCH)
+        contestants["numpy"] = bare.ByHand(shelves, problem.classes, problem.steps, BATCH)
     take_turns(contestants, rounds, {"*": updates})
     found: dict[str, Any] = {"weights": workshop.model.length, "steps": problem.steps, "updates": updates}
     found |= {name: contestant.timing.describe() for name, contestant in contestants.items()}

@@ -43,7 +43,7 @@ Walk = tuple[Vector, Accumulator | None, int]
 ALL = ("gradient", "delta", "model", "direction")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Task:
     """A client's own problem: its stochastic gradient, how many batches make an epoch, its own validation loss."""
 
@@ -54,10 +54,12 @@ class Task:
     descend: Callable[[Vector, int, float], None] | None = None
     """(x, k, rate): x <- x - rate*gradient(x, k) in place, where the task has a faster way to do it."""
     room: Vector | None = None
-    """Where the task wants x to be worked on; None: in memory of its own."""
+    """Where the task wants x to be worked on; None: in fresh memory. A `model` that is sent lies there, too."""
+    delta: Vector | None = None
+    """Where a delta is to be laid; None: in fresh memory. What lies in either is valid until the next job."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Trained:
     """What a job came to: the vectors to send, the number of steps made, and what to remember of it."""
 
@@ -82,7 +84,7 @@ class LocalRule(ABC):
     averages: ClassVar[bool] = False
     """Whether the rule itself uses the mean of a job's gradients."""
     follows: bool = False
-    """Whether direction_k is the gradient itself, nothing added."""
+    """Whether direction_k is the gradient itself, nothing added, and nothing is remembered of it."""
 
     def __init__(self, params: Params) -> None:
         self.p = params
@@ -108,26 +110,27 @@ class LocalRule(ABC):
         `needs` and `changes` are the strategy's; `memory` is this client's; `delay` is the staleness the client saw
         last, for rules that adapt to it.
         """
-        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
-            raise CountError(f"steps is {steps!r}; expected an integer of at least 1")
+        if not (type(steps) is int and steps > 0):
+            steps = _count(steps)
         if memory is None and (self.remembers or changes):
             raise MissingVector(
                 f"{self.name} remembers vectors between jobs; pass memory=, a dictionary that stays with the client"
             )
         known: Known = memory or {}
         if job.first:
-            return self._first(job, task, int(steps), changes)
+            return self._first(job, task, steps, changes)
         for name in self.extras:
             if name not in job.extras:
                 raise MissingVector(f"the local rule {self.name} needs the job's extra vector {name!r}")
-        x, total, made = self._run(job, task, int(steps), known, delay, self.averages or "gradient" in needs)
+        if self.follows and steps == 1:
+            return self._one_step(job, task, needs, changes, known)
+        x, total, made = self._run(job, task, steps, known, delay, self.averages or "gradient" in needs)
         gradient = None if total is None else _mean(total, made)
-        vectors = self._vectors(job.model, x, gradient, made, needs)
-        if x is task.room and "model" in vectors:
-            vectors["model"] = x.copy()
+        vectors = self._vectors(job.model, x, gradient, made, needs, task.delta)
         kept = {} if gradient is None else self._remember(gradient)
         self._finish(job, x, made, known, vectors, kept)
-        _send_changes(vectors, changes, known, kept)
+        if changes:
+            _send_changes(vectors, changes, known, kept)
         return Trained(vectors, made, kept)
 
     def _first(self, job: Job, task: Task, steps: int, changes: tuple[str, ...]) -> Trained:
@@ -138,6 +141,24 @@ class LocalRule(ABC):
         gradient = _mean(total, steps)
         told = {"told gradient": gradient.astype(np.float64)} if "gradient" in changes else {}
         return Trained({"gradient": gradient}, steps, self._remember(gradient) | told)
+
+    def _one_step(
+        self, job: Job, task: Task, needs: tuple[str, ...], changes: tuple[str, ...], known: Known
+    ) -> Trained:
+        """K = 1 along the gradient g: x_1 - w^s = -eta_l*g, without the detour over x_1 and its rounding."""
+        gradient, rate = sound(task.gradient(job.model, 0), job.model), np.float32(self.eta_l)
+        vectors: dict[str, Vector] = {}
+        for name in needs:
+            if name in ("gradient", "direction"):
+                vectors[name] = gradient.copy()
+            elif name == "delta":
+                vectors[name] = np.multiply(gradient, -rate, out=task.delta)
+            elif name == "model":
+                vectors[name] = job.model - rate * gradient
+        kept: dict[str, npt.NDArray[Any]] = {}
+        if changes:
+            _send_changes(vectors, changes, known, kept)
+        return Trained(vectors, 1, kept)
 
     def _run(self, job: Job, task: Task, steps: int, memory: Known, delay: float, mean: bool) -> Walk:
         """x_K, the sum of the raw gradients if the `mean` is wanted, and the number of steps made."""
@@ -159,14 +180,20 @@ class LocalRule(ABC):
         return x, total, steps
 
     def _vectors(
-        self, start: Vector, x: Vector, gradient: Vector | None, steps: int, needs: tuple[str, ...]
+        self,
+        start: Vector,
+        x: Vector,
+        gradient: Vector | None,
+        steps: int,
+        needs: tuple[str, ...],
+        place: Vector | None,
     ) -> dict[str, Vector]:
         vectors: dict[str, Vector] = {}
         for name in needs:
             if name == "gradient" and gradient is not None:
                 vectors[name] = gradient
             elif name == "delta":
-                vectors[name] = x - start
+                vectors[name] = np.subtract(x, start, out=place)
             elif name == "model":
                 vectors[name] = x
             elif name == "direction":
@@ -185,6 +212,12 @@ class LocalRule(ABC):
         self, job: Job, x: Vector, steps: int, memory: Known, vectors: dict[str, Vector], kept: dict[str, Any]
     ) -> None:
         """After the last step: adds what else there is to send and to keep."""
+
+
+def _count(steps: Any) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+        raise CountError(f"steps is {steps!r}; expected an integer of at least 1")
+    return int(steps)
 
 
 def start(job: Job, task: Task) -> Vector:

@@ -67,9 +67,13 @@ class Model(ABC):
     def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
         """The mean loss of a batch; overwrites all of `out` with its gradient at w."""
 
+    def trusted_gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+        """`gradient` in the inner loop of training: a model may trust its arguments to be what `gradient` demands."""
+        return self.gradient(w, x, y, out)
+
     def descend(self, w: Vector, x: Batch, y: Labels, rate: float, out: Vector) -> float:
-        """w <- w - rate*gradient; returns the loss. `out` is scratch memory of the gradient's size."""
-        loss = self.gradient(w, x, y, out)
+        """w <- w - rate*gradient; returns the loss. `out` is scratch memory; arguments are trusted."""
+        loss = self.trusted_gradient(w, x, y, out)
         kernels.descend(w, np.float32(rate), out)
         return loss
 

@@ -55,7 +55,13 @@ class Classifier(Model):
         self._check(w, x, y)
         if out is w:
             raise VectorError("out is w itself; expected a vector of its own for the gradient")
-        loss = self._gradient(w, x.reshape(len(x), self.features), y, out)
+        return self.trusted_gradient(w, x, y, out)
+
+    def trusted_gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+        """F at w; out <- grad F."""
+        if x.ndim != 2:
+            x = x.reshape(len(x), self.features)
+        loss = self._gradient(w, x, y, out)
         if loss == loops.OUTSIDE:
             raise self._outside(y)
         return loss + loops.decay(out, self.weight_decay, w) if self.weight_decay else loss

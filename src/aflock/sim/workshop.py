@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .. import rng
 from ..data import Dataset, Partition
 from ..local import Fixed, LocalRule, Memory, Steps, Task, Trained
-from ..models.base import Batch, Labels, Model
+from ..models.base import Model
 from ..types import Job, Vector
 
 
@@ -29,11 +29,7 @@ class Shelf:
     y: npt.NDArray[Any]
     size: int
     batch: int
-
-    @property
-    def batches(self) -> int:
-        """Steps that make an epoch."""
-        return -(-self.size // self.batch)
+    task: Task
 
 
 @dataclass
@@ -54,8 +50,9 @@ class Workshop:
     def __post_init__(self) -> None:
         self._key = rng.counter_key(self.seed, "batches")
         self._steps_key = rng.counter_key(self.seed, "steps")
-        self._gradient: Vector = np.empty(self.model.length, np.float32)
-        self._room: Vector = np.empty_like(self._gradient) if self.model.weights is None else self.model.weights
+        self._scratch: Vector = np.empty(self.model.length, np.float32)
+        self._room: Vector = np.empty_like(self._scratch) if self.model.weights is None else self.model.weights
+        self._delta: Vector = np.empty_like(self._scratch)
         self._buffers = self.model.get_buffers()
         self._sizes = [len(rows) for rows in self.partition.indices]
 
@@ -71,37 +68,41 @@ class Workshop:
         return self.steps.draw(rng.fraction(self._steps_key, client, number), batches)
 
     def train(self, job: Job, number: int, steps: int, memory: Memory, delay: float) -> Trained:
-        """Works on the client's job of that number; reads the memory, changes nothing."""
-        shelf = self._shelf(job.client)
-        place = int(rng.fraction(self._key, job.client, number) * shelf.size)
-        model, scratch = self.model, self._gradient
+        """Works on the client's job of that number; reads the memory, changes nothing.
 
-        def batch(k: int) -> tuple[Batch, Labels]:
-            begin = (place + k * shelf.batch) % shelf.size
-            end = begin + shelf.batch
-            return shelf.x[begin:end], shelf.y[begin:end]
-
-        def gradient(x: Vector, k: int) -> Vector:
-            model.gradient(x, *batch(k), scratch)
-            return scratch
-
-        def descend(x: Vector, k: int, rate: float) -> None:
-            model.descend(x, *batch(k), rate, scratch)
-
-        task = Task(gradient, shelf.batches, None, descend, self._room)
+        The vectors that come back are valid until the next job.
+        """
+        client, model = job.client, self.model
+        shelf = self._at = self._shelves.get(client) or self._shelf(client)
+        self._place = int(rng.fraction(self._key, client, number) * shelf.size)
         if model.buffers:
             model.set_buffers(memory.get("buffers", self._buffers))
-        done = self.rule.train(job, task, steps, needs=self.needs, changes=self.changes, memory=memory, delay=delay)
+        done = self.rule.train(
+            job, shelf.task, steps, needs=self.needs, changes=self.changes, memory=memory, delay=delay
+        )
         if model.buffers:
             done.memory["buffers"] = model.get_buffers()
         return done
 
+    def _gradient(self, x: Vector, k: int) -> Vector:
+        shelf = self._at
+        begin = (self._place + k * shelf.batch) % shelf.size
+        end = begin + shelf.batch
+        self.model.trusted_gradient(x, shelf.x[begin:end], shelf.y[begin:end], self._scratch)
+        return self._scratch
+
+    def _descend(self, x: Vector, k: int, rate: float) -> None:
+        shelf = self._at
+        begin = (self._place + k * shelf.batch) % shelf.size
+        end = begin + shelf.batch
+        self.model.descend(x, shelf.x[begin:end], shelf.y[begin:end], rate, self._scratch)
+
     def _shelf(self, client: int) -> Shelf:
-        if client not in self._shelves:
-            rows = np.array(self.partition.indices[client])
-            rng.stream(self.seed, "shelf", client).shuffle(rows)
-            batch = min(self.batch, len(rows))
-            rows = np.concatenate([rows, rows[:batch]])
-            x, y = self.dataset.train_x[rows], self.dataset.train_y[rows]
-            self._shelves[client] = Shelf(x, y, len(rows) - batch, batch)
-        return self._shelves[client]
+        rows = np.array(self.partition.indices[client])
+        rng.stream(self.seed, "shelf", client).shuffle(rows)
+        size, batch = len(rows), min(self.batch, len(rows))
+        rows = np.concatenate([rows, rows[:batch]])
+        task = Task(self._gradient, -(-size // batch), None, self._descend, self._room, self._delta)
+        shelf = Shelf(self.dataset.train_x[rows], self.dataset.train_y[rows], size, batch, task)
+        self._shelves[client] = shelf
+        return shelf

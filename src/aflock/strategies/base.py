@@ -164,8 +164,10 @@ class Strategy(ABC):
 
     def receive(self, update: Update) -> Receipt:
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
-        staleness, update = self._admit(update)
-        return self._receive(update, staleness)
+        if not self._started:
+            self._require_start()
+        update = self._checked(update)
+        return self._receive(update, self.version - update.version)
 
     def flush(self) -> bool:
         """Steps with whatever is held, as the end of a run asks for; False if nothing was held."""
@@ -321,13 +323,10 @@ class Strategy(ABC):
         self._opened = True
         self._published = self._extras = None
 
-    def _admit(self, update: Update) -> tuple[int, Update]:
-        """The staleness of an update that may come in, and the update with plain numbers and contiguous vectors."""
-        if not self._started:
-            self._require_start()
+    def _checked(self, update: Update) -> Update:
+        """An update that may come in, with plain numbers and contiguous vectors."""
         update = self.check_numbers(update)
-        staleness = self.version - update.version
-        if staleness < 0 or update.version < 0:
+        if not 0 <= update.version <= self.version:
             raise VersionError(f"version {update.version} does not exist; expected one of 0 to {self.version}")
         vectors = mapping(update.vectors, "vectors")
         ragged: dict[str, Vector] = {}
@@ -338,9 +337,7 @@ class Strategy(ABC):
             sound = checked(vector, name, self.w.size)
             if sound is not vector:
                 ragged[name] = sound
-        if ragged:
-            update = replace(update, vectors={**vectors, **ragged})
-        return staleness, update
+        return replace(update, vectors={**vectors, **ragged}) if ragged else update
 
     def check_numbers(self, update: Update) -> Update:
         """An update whose client is here and whose numbers are plain integers in their range, or an error."""

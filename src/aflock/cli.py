@@ -72,11 +72,18 @@ def _add_lookups(commands: Any) -> None:
 
 
 def _add_simulations(commands: Any) -> None:
+    partition = commands.add_parser("partition", help="who holds what: the split of an experiment's data")
+    partition.add_argument("file", help="the experiment, a TOML file")
+    _add_changes(partition)
+    partition.add_argument("--out", metavar="FOLDER", help="write partition.txt and partition.png there")
+    partition.set_defaults(run=_partition)
+
     run = commands.add_parser("run", help="simulate a federation from an experiment file")
     run.add_argument("file", help="the experiment, a TOML file (`aflock config --example` prints one)")
     _add_changes(run)
     run.add_argument("--out", metavar="FOLDER", help="where the run goes; default: runs/FILE-RULE-NUMBER")
-    run.add_argument("--resume", metavar="FOLDER", help="go on with an interrupted run")
+    run.add_argument("--resume", metavar="FOLDER", help="go on with an interrupted run (with the --set it had)")
+    run.add_argument("--tensorboard", action="store_true", help="write measurements for TensorBoard, too")
     _add_output(run)
     run.set_defaults(run=_run)
 
@@ -159,14 +166,15 @@ def _run(options: argparse.Namespace) -> int:
     from .progress import Progress
     from .sim.experiment import Experiment
 
-    experiment = Experiment.read(options.file, options.set)
+    resumed = Path(options.resume) if options.resume else None
+    changes = options.set or (runs.changes_of(resumed) if resumed else [])
+    experiment = Experiment.read(options.file, changes)
+    folder = resumed or (Path(options.out) if options.out else _free_folder(options.file, experiment))
+    begin = runs.resume if resumed else runs.run
     with Progress(experiment, quiet=options.quiet or options.json) as progress:
-        if options.resume:
-            folder = Path(options.resume)
-            result = runs.resume(experiment, folder, watch=progress.update, workers=options.workers)
-        else:
-            folder = Path(options.out) if options.out else _free_folder(options.file, experiment)
-            result = runs.run(experiment, folder, watch=progress.update, workers=options.workers)
+        result = begin(
+            experiment, folder, watch=progress.update, workers=options.workers, tensorboard=options.tensorboard
+        )
     _print_result(asdict(result) | ({} if options.json else {"folder": folder}), options.json)
     return 0
 
@@ -182,6 +190,7 @@ def _free_folder(file: str, experiment: Any) -> Path:
 def _compare(options: argparse.Namespace) -> int:
     from . import runs
     from .progress import Progress
+    from .recorder import write_whole
     from .reports import figures, tables
     from .sim.experiment import Experiment
 
@@ -199,11 +208,30 @@ def _compare(options: argparse.Namespace) -> int:
     table = tables.comparison(described)
     if folder is not None:
         folder.mkdir(parents=True)
-        runs.write_whole(folder / "comparison.json", json.dumps(described, indent=1) + "\n")
-        runs.write_whole(folder / "comparison.txt", table + "\n")
+        write_whole(folder / "comparison.json", json.dumps(described, indent=1) + "\n")
+        write_whole(folder / "comparison.txt", table + "\n")
         curves = {name: [run["curve"] for run in listed] for name, listed in described.items()}
-        figures.accuracy_figure(folder / "comparison.png", curves, Path(options.file).stem, list(figures.AXES)[:3])
+        figures.accuracy_figure(folder / "comparison.png", curves, _title(options), list(figures.AXES))
     print(json.dumps(described) if options.json else table)
+    return 0
+
+
+def _title(options: argparse.Namespace) -> str:
+    seeds = f", mean and 95 % interval over {options.seeds} seeds" if options.seeds > 1 else ""
+    return f"{Path(options.file).stem}{seeds}"
+
+
+def _partition(options: argparse.Namespace) -> int:
+    from .recorder import write_partition
+    from .sim.experiment import Experiment
+    from .sim.parts import split
+
+    dataset, shares = split(Experiment.read(options.file, options.set))
+    if options.out:
+        folder = Path(options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_partition(dataset, shares, folder)
+    print(shares.table(dataset.train_y, dataset.classes))
     return 0
 
 
@@ -265,7 +293,7 @@ _ENDS = {
 def _demo(options: argparse.Namespace) -> int:
     from . import demo
     from .progress import Progress
-    from .runs import write_whole
+    from .recorder import write_whole
     from .sim.experiment import Experiment
 
     uploads = options.uploads or demo.UPLOADS

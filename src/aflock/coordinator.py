@@ -102,6 +102,10 @@ class Coordinator:
         """Whether the client has an open job."""
         return client in self._at.open
 
+    def is_away(self, client: int) -> bool:
+        """Whether the client has said that it is away."""
+        return client in self._at.away
+
     @property
     def idle(self) -> int:
         """How many clients could be picked now."""
@@ -200,13 +204,21 @@ class Coordinator:
         """Jobs for as many idle clients as there are slots: first those that owe a first gradient, then by policy."""
         if not (type(now) is float and self._now <= now < math.inf):
             self._check_time(now)
-        at, free = self._at, self._slots()
-        jobs: list[Job] = []
-        for client in [c for c in at.first if c not in at.away] if at.first else ():
-            if len(jobs) < free:
-                jobs.append(self._hand_out(client, now))
+        at = self._at
+        jobs = self.dispatch_first(now) if at.first else []
+        free = self._slots() + len(jobs)
         while len(jobs) < free and len(at.idle):
             jobs.append(self._hand_out(at.idle.next(), now))
+        return jobs
+
+    def dispatch_first(self, now: float) -> list[Job]:
+        """Jobs for those who owe a first gradient, as far as there are slots."""
+        self._check_time(now)
+        at, jobs = self._at, []
+        for client in [c for c in at.first if c not in at.away]:
+            if self._slots() < 1:
+                break
+            jobs.append(self._hand_out(client, now))
         return jobs
 
     def _slots(self) -> float:

@@ -89,6 +89,16 @@ def switch(default: bool, text: str) -> Any:
     return _field(default, text, lambda x: isinstance(x, bool), "True or False")
 
 
+def path(default: str, text: str) -> Any:
+    """The path of a file."""
+    return _field(default, text, lambda x: isinstance(x, str) and x != "", "the path of a file")
+
+
+def weights(text: str) -> Any:
+    """A list of numbers that are not negative and not all zero, or nothing."""
+    return _field(None, text, _are_weights, "a list of numbers of at least 0, not all 0")
+
+
 def folder(text: str) -> Any:
     """The path of a folder, or nothing."""
     return _field(None, text, lambda x: isinstance(x, str), "the path of a folder")
@@ -113,6 +123,10 @@ def _plain(value: Any) -> Any:
 
 def _real(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and not math.isnan(x)
+
+
+def _are_weights(x: Any) -> bool:
+    return isinstance(x, list | tuple) and all(_real(w) and 0 <= w < math.inf for w in x) and sum(x) > 0
 
 
 def _integer(x: Any) -> bool:

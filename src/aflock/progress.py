@@ -58,9 +58,10 @@ class Progress:
         self._spoke = now
         tally, last = simulation.engine.tally, simulation.measurements[-1]
         spent = {"uploads": tally.uploads, "versions": simulation.strategy.version, "time": simulation.engine.clock.now}
+        rate = tally.uploads / max(simulation.seconds, 1e-9)
         detail = (
-            f"{simulation.strategy.name}  version {simulation.strategy.version}  accuracy {last.accuracy:.3f}  "
-            f"staleness {tally.staleness_mean:.1f}"
+            f"{simulation.strategy.name}  {rate:.0f} uploads/s  version {simulation.strategy.version}  "
+            f"accuracy {last.accuracy:.3f}  staleness {tally.staleness_mean:.1f}"
         )
         total = self._done * self._limit + spent[self._unit]
         if self._bar is not None:

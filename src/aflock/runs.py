@@ -1,40 +1,22 @@
-"""A run on disk: one folder with everything about it, safe against a crash at any moment.
-
-    config.toml               the resolved experiment: every key with its value
-    metrics.jsonl             one line per evaluation
-    trace.jsonl               one line per event: pull, arrival, drop, join, leave ...
-    checkpoint.safetensors    the last checkpoint; replaced whole
-    model.safetensors         the final model
-    result.json               what the run came to; its presence means that the run has ended
-    accuracy.png
-
-Lines are appended as they happen. A checkpoint remembers how long the two files were, and resuming cuts them back to
-it, so that a resumed run leaves the same files as one that was never interrupted.
-"""
+"""Running experiments: in memory, into a folder (`recorder.py` says what is in it), several rules side by side."""
 
 from __future__ import annotations
 
-import json
-import os
+import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Self
+from typing import Any
 
-import numpy as np
-
-from . import state
-from .errors import InputError, StateError
-from .events import Event
-from .reports.figures import accuracy_figure
+from .errors import InputError
+from .recorder import Recorder, Watch
 from .sim.experiment import Experiment
 from .sim.simulation import Measurement, Result, Simulation
-
-Watch = Callable[[Simulation], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -53,130 +35,49 @@ def simulate(experiment: Mapping[str, Any] | str | Path, *changes: str, workers:
         return simulation.result()
 
 
-def run(experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0) -> Result:
+def run(
+    experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0, tensorboard: bool = False
+) -> Result:
     """Runs an experiment into a new folder."""
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another --out, or --resume {folder}")
-    with _Recorder(experiment, folder, watch, workers) as recorder:  # what cannot run says so before a folder is made
-        folder.mkdir(parents=True)
-        write_whole(folder / "config.toml", experiment.text())
-        return recorder.run()
+    with Recorder(experiment, folder, watch, workers, tensorboard) as recorder:
+        recorder.create()  # not before: what cannot run says so without leaving a folder
+        return _to_the_end(recorder)
 
 
-def resume(experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0) -> Result:
+def resume(
+    experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0, tensorboard: bool = False
+) -> Result:
     """Goes on with an interrupted run, to the same bits as if nothing had happened."""
-    if not (folder / "config.toml").is_file():
+    config = folder / "config.toml"
+    if not config.is_file():
         raise InputError(f"{folder} is not the folder of a run; expected a config.toml in it")
-    if (folder / "config.toml").read_text(encoding="utf-8") != experiment.text():
-        raise InputError(f"{folder} was run with another experiment; resume with {folder / 'config.toml'}, unchanged")
+    if Experiment.read(config).resolved() != experiment.resolved():
+        raise InputError(f"{folder} was run with another experiment; resume with {config}, unchanged")
     if (folder / "result.json").is_file():
         raise InputError(f"{folder} has ended already; its result is in {folder / 'result.json'}")
-    with _Recorder(experiment, folder, watch, workers) as recorder:
+    with Recorder(experiment, folder, watch, workers, tensorboard) as recorder:
         recorder.load()
-        return recorder.run()
+        return _to_the_end(recorder)
 
 
-class _Recorder:
-    """A simulation and the files it writes."""
+def changes_of(folder: Path) -> list[str]:
+    """The changes (--set) a run was started with, as the first line of its config.toml has them."""
+    try:
+        with open(folder / "config.toml", encoding="utf-8") as file:
+            words = shlex.split(file.readline().removeprefix("#"))
+    except (OSError, ValueError):
+        return []
+    return [change for word, change in pairwise(words) if word == "--set"]
 
-    def __init__(self, experiment: Experiment, folder: Path, watch: Watch | None, workers: int) -> None:
-        self.folder = folder
-        self._watch = watch
-        self._every = experiment.section("checkpoint").every
-        self._saved_at = 0
-        self._due = False
-        self.simulation = Simulation(
-            experiment,
-            on_event=self._on_event,
-            on_measurement=self._on_measurement,
-            on_upload=self._on_upload,
-            workers=workers,
-        )
-        self._files: dict[str, IO[str]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.simulation.close()
-
-    def load(self) -> None:
-        """Back to the last checkpoint, or to the start if there is none."""
-        file, lengths = self.folder / "checkpoint.safetensors", {"metrics": 0, "trace": 0}
-        if file.is_file():
-            saved = state.load(file)
-            if "lengths" not in saved:
-                raise StateError(f"{file} is not the checkpoint of a run")
-            lengths = saved["lengths"]
-            self.simulation.load_state_dict(saved["simulation"])
-            self._saved_at = self.simulation.strategy.version
-        for leftover in self.folder.glob(".*.*"):  # half-written by a process that was killed
-            leftover.unlink()
-        for name, length in lengths.items():
-            path = self.folder / f"{name}.jsonl"
-            if path.exists():
-                os.truncate(path, length)
-
-    def run(self) -> Result:
-        """To the end, or to the next Ctrl-C."""
-        with self._open_files(), _listening() as stop:
-            ended = False
-            while not ended:
-                self._due = False
-                ended = self.simulation.run(lambda: stop() or self._due)
-                if not ended:
-                    self._checkpoint()
-                if stop():
-                    break
-        if not ended:
-            raise Interrupted(f"interrupted and saved; go on with --resume {self.folder}")
-        return self._write_result()
-
-    @contextmanager
-    def _open_files(self) -> Iterator[None]:
-        try:
-            for name in ("metrics", "trace"):
-                self._files[name] = open(self.folder / f"{name}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-            yield
-        finally:
-            for file in self._files.values():
-                file.close()
-
-    def _on_event(self, event: Event) -> None:
-        empty = (None, False, "")  # by identity: a client, a version or a time may be 0
-        line = {name: value for name, value in asdict(event).items() if not any(value is e for e in empty)}
-        self._files["trace"].write(json.dumps(line) + "\n")
-
-    def _on_measurement(self, measurement: Measurement) -> None:
-        self._files["metrics"].write(json.dumps(asdict(measurement)) + "\n")
-        self._files["metrics"].flush()
-
-    def _on_upload(self, simulation: Simulation) -> None:
-        if simulation.strategy.version - self._saved_at >= self._every:
-            self._due = True
-        if self._watch is not None:
-            self._watch(simulation)
-
-    def _checkpoint(self) -> None:
-        lengths = {}
-        for name, file in self._files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            lengths[name] = file.tell()
-        saved = {"lengths": lengths, "simulation": self.simulation.state_dict()}
-        state.save(self.folder / "checkpoint.safetensors", saved)
-        self._saved_at = self.simulation.strategy.version
-
-    def _write_result(self) -> Result:
-        result = self.simulation.result()
-        state.save(self.folder / "model.safetensors", {"model": np.array(self.simulation.strategy.model)})
-        curve = [asdict(measurement) for measurement in self.simulation.measurements]
-        accuracy_figure(
-            self.folder / "accuracy.png", {result.strategy: [curve]}, f"{result.strategy}", ("uploads", "time")
-        )
-        write_whole(self.folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
-        (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
-        return result
+def _to_the_end(recorder: Recorder) -> Result:
+    with _listening() as stop:
+        result = recorder.run(stop)
+    if result is None:
+        raise Interrupted(f"interrupted and saved; go on with --resume {recorder.folder}")
+    return result
 
 
 @contextmanager
@@ -198,13 +99,6 @@ def _listening() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(asked)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Writes a file that is there whole or not at all."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
 
 
 def compare(

@@ -179,3 +179,35 @@ def test_replay_of_the_same_rule_is_the_same_model(folder: Path) -> None:
     assert "does not exist" in run(folder, "replay", "r/none.jsonl", code=2).stderr
     (folder / "r" / "bad.jsonl").write_text('{"kind": "pull", "time": 0, "client": 1}\n{"kind"}\n')
     assert "line 2 is not an event" in run(folder, "replay", "r/bad.jsonl", code=2).stderr
+
+
+def test_workers_ctrl_c_and_resume_with_another_number_of_them(folder: Path) -> None:
+    """The result does not depend on who trained; a resume needs no --set again."""
+    change = ("--set", "budget.uploads=3000", "--set", "strategy.name=ace")
+    whole = json.loads(run(folder, "run", "e.toml", *change, "--out", "whole", "--json").stdout)
+    process = begin(folder, "run", "e.toml", *change, "--out", "cut", "--workers", "2", "--quiet")
+    trace = folder / "cut" / "trace.jsonl"
+    deadline = time.monotonic() + 60
+    while (not trace.exists() or trace.stat().st_size < 20_000) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors == "aflock: interrupted and saved; go on with --resume cut\n"
+    again = json.loads(run(folder, "run", "e.toml", "--resume", "cut", "--workers", "1", "--json").stdout)
+    assert again["model_sha256"] == whole["model_sha256"]
+
+
+def test_partition_says_who_holds_what(folder: Path) -> None:
+    done = run(folder, "partition", "e.toml", "--out", "split")
+    assert "12 clients hold 480 examples" in done.stdout
+    assert (folder / "split" / "partition.txt").read_text() == done.stdout
+    assert (folder / "split" / "partition.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_sim_runs(folder: Path) -> None:
+    report = json.loads(run(folder, "bench", "sim", "--quick", "--json").stdout)
+    assert report["quick"]
+    assert len(report["targets"]) == 9
+    assert report["models"]["cnn"]["weights"] == 1_663_370
+    assert report["rows disk"]["updates_per_s"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,42 @@ def test_delays_have_their_means(name: str, params: dict[str, float], mean: floa
 
 
 def test_every_delay_is_tested() -> None:
-    assert {name for name, _, _ in MEANS} == set(delays.names())
+    assert {name for name, _, _ in MEANS} == set(delays.names()) - {"trace"}
+
+
+def test_recorded_delays_client_by_client_and_job_by_job(tmp_path: Path) -> None:
+    (tmp_path / "fleet.csv").write_text("client,duration\n0,1.5\n2,4\n0,2.5\n")
+    delay = delays.create("trace", file=str(tmp_path / "fleet.csv"))
+    assert [delay.draw(0, job, 0.5) for job in range(3)] == [1.5, 2.5, 1.5]
+    assert delay.draw(2, 7, 0.5) == 4.0
+    assert delay.draw(1, 0, 0.5) == 4.0  # not recorded: stands in for the second of those that are
+    assert [delay.quantile(u) for u in (0.1, 0.5, 0.9)] == [1.5, 2.5, 4.0]
+
+
+def test_recorded_delays_of_nobody_in_particular(tmp_path: Path) -> None:
+    (tmp_path / "numbers.txt").write_text("3\n1\n\n2\n")
+    delay = delays.create("trace", file=str(tmp_path / "numbers.txt"))
+    assert [delay.draw(0, 0, u) for u in (0.1, 0.5, 0.9)] == [1.0, 2.0, 3.0]
+
+
+def test_recorded_delays_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="cannot be read: No such file"):
+        delays.create("trace", file=str(tmp_path / "none.csv"))
+    (tmp_path / "bad.csv").write_text("who,how long\n1,2\n")
+    with pytest.raises(ParameterError, match=r"is not a recording .* expected trace.jsonl of a run, a CSV"):
+        delays.create("trace", file=str(tmp_path / "bad.csv"))
+    (tmp_path / "below.txt").write_text("-1\n")
+    with pytest.raises(ParameterError, match="at least one duration, and none below 0"):
+        delays.create("trace", file=str(tmp_path / "below.txt"))
+
+
+def test_a_regular_rhythm_has_any_phase_and_the_given_lengths() -> None:
+    made = fleet(50, on=4.0, off=2.0, rhythm="regular")
+    for client in range(50):
+        first, second, *rest = [made.turn(client, count) for count in range(6)]
+        assert rest == [4.0, 2.0, 4.0, 2.0]
+        assert (0 < first <= 4 and second == 2) or (first == 0 and 0 < second <= 2)
+    assert 5 < sum(made.turn(client, 0) == 0 for client in range(50)) < 30
 
 
 def test_bad_delays() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import resource
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aflock import runs, state, strategies
+from aflock import recorder, runs, state, strategies
 from aflock.errors import InputError, ParameterError, StateError
 from aflock.events import Event
 from aflock.sim import replay
@@ -231,7 +233,10 @@ def test_a_state_of_another_experiment_is_refused() -> None:
 def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     result = runs.run(experiment(), tmp_path / "r")
     names = {path.name for path in (tmp_path / "r").iterdir()}
-    assert names == {"config.toml", "metrics.jsonl", "trace.jsonl", "model.safetensors", "result.json", "accuracy.png"}
+    assert names == {
+        "config.toml", "metrics.jsonl", "trace.jsonl", "model.safetensors", "result.json", "accuracy.png",
+        "partition.txt", "partition.png",
+    }  # fmt: skip
     model = state.load(tmp_path / "r" / "model.safetensors")["model"]
     import hashlib
 
@@ -289,3 +294,129 @@ def test_a_trace_replays_to_the_same_bits(name: str) -> None:
     skipped = replay.replay(again, [{"kind": e.kind, "time": e.time, "client": e.client} for e in events])
     assert skipped == 0
     assert again.result().model_sha256 == whole.result().model_sha256
+
+
+def test_sampled_arrivals_with_given_probabilities() -> None:
+    """Weights 4:2:1:1 of four clients, one draw per step: shares of 1/2, 1/4, 1/8, 1/8."""
+    s = simulated(
+        "clock.protocol=sampled", "clock.probabilities=[4,2,1,1]", "partition.clients=4", "budget.uploads=4000",
+        "strategy.name=asgd",
+    )  # fmt: skip
+    shares = [s.engine.tally.by_client[client] / 4000 for client in range(4)]
+    assert shares == pytest.approx([0.5, 0.25, 0.125, 0.125], abs=0.03)
+
+
+def test_picked_with_given_probabilities() -> None:
+    s = simulated("clock.probabilities=[1,1,1,0]", "partition.clients=4", "clock.concurrency=1", "strategy.name=asgd")
+    assert set(s.engine.tally.by_client) == {0, 1, 2}
+    with pytest.raises(ParameterError, match="probabilities has 3 numbers for 8 clients; give one each"):
+        Simulation(experiment("clock.probabilities=[1,1,1]"))
+    with pytest.raises(ConfigError, match="expected a list of numbers of at least 0, not all 0"):
+        experiment("clock.probabilities=[0,0]")
+
+
+@pytest.mark.parametrize("rule", ["asgd", "ace"])
+def test_sampled_clients_come_and_go_at_their_step(rule: str) -> None:
+    events: list[Event] = []
+    s = simulated(
+        "clock.protocol=sampled", f"strategy.name={rule}", "fleet.dropout_share=0.25", "fleet.dropout_at=40",
+        "fleet.late_share=0.25", "fleet.late_at=20", on_event=events.append,
+    )  # fmt: skip
+    left = {e.client: e.server for e in events if e.kind == "leave"}
+    joined = {e.client: e.server for e in events if e.kind == "join"}
+    assert list(left.values()) == [40, 40]
+    assert list(joined.values()) == [20, 20]
+    for event in events:
+        if event.kind == "arrival" and event.client in left:
+            assert event.time <= 40
+    assert len(s.coordinator.clients) == 6
+    assert any(e.kind == "arrival" and e.client in joined and e.time > 20 for e in events)
+
+
+def test_clients_that_are_away_get_no_job() -> None:
+    """Day and night: everybody is there half of the time, and a job given by day may come back at night."""
+    events: list[Event] = []
+    s = simulated(
+        "fleet.on=3", "fleet.off=3", "fleet.rhythm=regular", "budget.uploads=300", "strategy.name=asgd",
+        on_event=events.append,
+    )  # fmt: skip
+    away: set[int | None] = set()
+    for event in events:
+        if event.kind in ("away", "back"):
+            (away.add if event.kind == "away" else away.discard)(event.client)
+        assert not (event.kind == "pull" and event.client in away)
+    assert sum(e.kind == "arrival" for e in events) == s.engine.tally.uploads == 300
+    nights = [e.time for e in events if e.kind == "away" and e.client == 0]
+    assert np.diff(nights) == pytest.approx(6.0)
+
+
+def test_going_on_while_clients_are_away(tmp_path: Path) -> None:
+    chosen = experiment("fleet.on=2", "fleet.off=2", "fleet.rhythm=regular", "clock.concurrency=4")
+    whole, half = Simulation(chosen), Simulation(chosen)
+    whole.run()
+    half.run(lambda: half.engine.tally.uploads >= 50)
+    state.save(tmp_path / "s", half.state_dict())
+    rest = Simulation(chosen)
+    rest.load_state_dict(state.load(tmp_path / "s"))
+    rest.run()
+    assert rest.result().model_sha256 == whole.result().model_sha256
+
+
+def test_durations_of_a_run_make_the_next(tmp_path: Path) -> None:
+    """Another rule under the recorded durations of a run meets the same arrivals."""
+    runs.run(experiment("strategy.name=asgd", "delays.mean=3"), tmp_path / "r")
+    shorter = [*SMALL, "strategy.name=fedbuff", "budget.uploads=100"]
+    first = runs.simulate({}, *shorter, "delays.mean=3")
+    again = runs.simulate({}, *shorter, "delays.name=trace", f"delays.file={str(tmp_path / 'r' / 'trace.jsonl')!r}")
+    assert again.model_sha256 == first.model_sha256
+    assert again.virtual_time == pytest.approx(first.virtual_time)
+
+
+def test_a_full_disk_leaves_whole_lines_and_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trace cannot grow beyond 20 kB: a file-size limit stands in for the end of the disk."""
+    chosen = experiment("checkpoint.every=10", "strategy.name=asgd", "budget.uploads=600")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(recorder.Unwritable, match="File too large; make room and go on with --resume"):
+            runs.run(chosen, tmp_path / "r")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "r").glob(".*"))
+    for line in (tmp_path / "r" / "trace.jsonl").read_text().splitlines():
+        json.loads(line)
+    assert runs.resume(chosen, tmp_path / "r").model_sha256 == runs.simulate(chosen.resolved()).model_sha256
+
+
+def test_measurements_for_tensorboard(tmp_path: Path) -> None:
+    from tensorboardX.event_file_writer import EventFileWriter  # noqa: F401  # it is installed
+    from tensorboardX.proto.event_pb2 import Event as Logged
+
+    result = runs.run(experiment(), tmp_path / "r", tensorboard=True)
+    (file,) = (tmp_path / "r" / "tensorboard").iterdir()
+    raw, found = file.read_bytes(), []
+    while raw:
+        size = int.from_bytes(raw[:8], "little")
+        event = Logged.FromString(raw[12 : 12 + size])
+        found += [(event.step, value.simple_value) for value in event.summary.value if value.tag == "accuracy"]
+        raw = raw[16 + size :]
+    assert [step for step, _ in found] == [0, 30, 60, 90, 120, 120]
+    assert found[-1][1] == pytest.approx(result.accuracy)
+
+
+def test_local_buffers_stay_with_their_client_and_are_averaged_for_the_test_set() -> None:
+    chosen = experiment(
+        "data.features=256", "model.name=resnet18", "model.norm=batch", "model.buffers=local", "model.width=4",
+        "strategy.name=fedbuff", "budget.uploads=12",
+    )  # fmt: skip
+    s = Simulation(chosen)
+    s.run()
+    kept = [memory["buffers"] for memory in s.engine.memories.values() if "buffers" in memory]
+    assert len(kept) > 1
+    assert not np.array_equal(kept[0], kept[1])
+    np.testing.assert_allclose(s.model.get_buffers()[:4], np.mean(kept, axis=0)[:4], rtol=1e-6)
+    again = Simulation(chosen)
+    again.run()
+    assert again.result().loss == s.result().loss

@@ -48,7 +48,7 @@ PROBLEMS = (
     Problem("mlp", 5, (784,), 200, 1.8, params=(("hidden", 128),)),
     Problem("cnn", 5, (1, 28, 28), 6, 1.2),
     Problem("lstm", 5, (), 6, 0.97, 80, 80),
-    Problem("resnet18", 1, (3, 32, 32), 2, 0.97, 3072),
+    Problem("resnet18", 5, (3, 32, 32), 1, 0.97, 3072),
 )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .tables import half_interval
+
 Curve = Sequence[Mapping[str, Any]]
 """The measurements of one run, in order."""
 
@@ -17,7 +19,7 @@ AXES = {
     "time": "virtual time",
     "versions": "server steps",
     "gradients": "gradient evaluations",
-    "bytes_up": "bytes sent by clients",
+    "bytes": "bytes sent, both ways",
 }
 
 
@@ -31,34 +33,75 @@ def panels_figure(file: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]
     _draw(file, [(curves, axis, name) for name, curves in panels.items()], title)
 
 
-def _draw(file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str, str]], title: str) -> None:
-    """Per rule the mean over its runs and the band between the least and the most."""
+def partition_figure(file: Path, counts: npt.NDArray[np.int64], title: str) -> None:
+    """Who holds what: one column per client, one row per class, and the clients' sizes above."""
+    plt = _pyplot()
+    width = min(14.0, 4 + 0.08 * len(counts))
+    figure, (sizes, classes) = plt.subplots(
+        2, 1, figsize=(width, 5), sharex=True, height_ratios=(1, 3), layout="constrained"
+    )
+    sizes.bar(np.arange(len(counts)), counts.sum(1), width=1.0, color="0.55")
+    sizes.set_ylabel("examples")
+    sizes.set_title(title, fontsize=11)
+    picture = classes.imshow(counts.T, aspect="auto", cmap="viridis", interpolation="nearest", origin="lower")
+    classes.set_xlabel("client")
+    classes.set_ylabel("class")
+    figure.colorbar(picture, ax=classes, label="examples of the class", pad=0.01)
+    figure.savefig(file, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    size = (1 + 4.5 * len(panels), 4.2)
-    figure, places = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
-    for place, (curves, axis, name) in zip(places[0], panels, strict=True):
+    return plt
+
+
+def _draw(file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str, str]], title: str) -> None:
+    """Per rule the mean over its runs, and the 95 % interval of that mean where there are several."""
+    plt = _pyplot()
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (1 + 4.5 * columns, 0.4 + 3.8 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    places = list(grid.flat)
+    for place, (curves, axis, name) in zip(places, panels, strict=False):
         for k, (rule, runs) in enumerate(curves.items()):
-            grid, low, mean, high = _band(runs, axis)
-            place.plot(grid, mean, label=rule, color=f"C{k % 10}", lw=1.8, ls=("-", "--", ":")[k // 10 % 3])
-            if len(runs) > 1:
-                place.fill_between(grid, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
+            _plot(place, rule, runs, axis, k)
         place.set_xlabel(AXES[axis])
         place.set_title(name, fontsize=10)
         place.grid(alpha=0.25)
-    places[0][0].set_ylabel("test accuracy")
-    places[0][-1].legend(fontsize=8, loc="lower right", ncols=2)
+    for row in grid:
+        row[0].set_ylabel("test accuracy")
+    for place in places[len(panels) :]:
+        place.set_axis_off()
+    where = places[-1] if len(places) > len(panels) else places[len(panels) - 1]
+    handles, labels = places[0].get_legend_handles_labels()
+    where.legend(handles, labels, fontsize=8, loc="lower right", ncols=2)
     figure.suptitle(title, fontsize=11)
     figure.savefig(file, dpi=110, metadata={"Software": None})
     plt.close(figure)
 
 
-def _band(runs: Sequence[Curve], axis: str) -> tuple[npt.NDArray[np.float64], ...]:
-    """A common grid as far as every run goes, and the least, mean and most accuracy on it."""
-    end = min(float(run[-1][axis]) for run in runs)
-    grid = np.linspace(0.0, end, 200)
-    values = np.array([np.interp(grid, [m[axis] for m in run], [m["accuracy"] for m in run]) for run in runs])
-    return grid, values.min(axis=0), values.mean(axis=0), values.max(axis=0)
+def _plot(place: Any, rule: str, runs: Sequence[Curve], axis: str, k: int) -> None:
+    color, style = f"C{k % 10}", ("-", "--", ":")[k // 10 % 3]
+    grid, values = _sampled(runs, axis)
+    mean = values.mean(axis=0)
+    place.plot(grid, mean, label=rule, color=color, lw=1.8, ls=style)
+    if len(runs) > 1:
+        half = np.array([half_interval(column) for column in values.T])
+        place.fill_between(grid, np.maximum(mean - half, 0), np.minimum(mean + half, 1), color=color, alpha=0.15, lw=0)
+
+
+def _sampled(runs: Sequence[Curve], axis: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """A common grid as far as every run goes, and the accuracy of each run on it."""
+    grid = np.linspace(0.0, min(_cost(run[-1], axis) for run in runs), 200)
+    values = [np.interp(grid, [_cost(m, axis) for m in run], [m["accuracy"] for m in run]) for run in runs]
+    return grid, np.array(values)
+
+
+def _cost(measured: Mapping[str, Any], axis: str) -> float:
+    return float(measured["bytes_up"] + measured["bytes_down"] if axis == "bytes" else measured[axis])

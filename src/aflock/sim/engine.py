@@ -105,7 +105,7 @@ class Engine:
         self.executor = executor
         self.budget = budget
         self.ticks = ticks
-        self.clock: Clock[Item] = Clock()
+        self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
         self.memories: dict[int, Memory] = {}
         self.numbers: dict[int, int] = {}
@@ -121,39 +121,46 @@ class Engine:
             self.clock.at(change.time, Item(change.kind, change.client))
         if self.fleet.p.on is not None:
             for client in self.fleet.initial():
-                self.clock.at(self.fleet.turn(client, 0), Item("away", client, 0))
+                self._expect_leave(client, 0)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """To the end of the budget, or until `stop` says so between two steps; whether the end was reached."""
+        step = self.step
         while not self.finished:
             if stop():
                 return False
-            self.step()
+            step()
         return True
 
     @property
     def finished(self) -> bool:
         """Whether the budget is spent."""
-        tally, version = self.tally, self.coordinator.strategy.version
-        spent = tally.uploads >= self.budget.uploads or version >= self.budget.versions
-        return spent or self.clock.now >= self.budget.time
+        budget = self.budget
+        return (
+            self.tally.uploads >= budget.uploads
+            or self.clock.now >= budget.time
+            or self.coordinator.strategy.version >= budget.versions
+        )
 
     def step(self) -> None:
         """Hands out what can be handed out, then lets the next thing happen (in ticks: all of the next tick)."""
-        for job in self.coordinator.dispatch(self.clock.now):
+        clock = self.clock
+        for job in self.coordinator.dispatch(clock.now):
             self.send(job)
-        if not self.clock.heap:
+        if not clock.heap:
             raise Stalled(self._why_stalled())
-        if self.clock.heap[0][0] >= self.budget.time:
-            self.clock.now = self.budget.time
-            return
-        if not self.ticks:
-            item = self.clock.next()
-            (self._on_job if item.kind == "job" else self.deliver)(item)
-            return
-        due = self.clock.upcoming
+        due = clock.heap[0][0]
+        if due >= self.budget.time:
+            clock.now = self.budget.time
+        elif not self.ticks:
+            self.deliver(clock.next())
+        else:
+            self._tick(due)
+
+    def _tick(self, due: float) -> None:
+        """All that is due at once: comings and goings first, then arrivals in client order."""
         items = []
-        while len(self.clock) and self.clock.upcoming == due:
+        while self.clock.heap and self.clock.upcoming == due:
             items.append(self.clock.next())
         for item in sorted(items, key=lambda item: (item.kind == "job", item.client)):
             if not self.finished:
@@ -170,7 +177,7 @@ class Engine:
 
     def send(self, job: Job, *, on_clock: bool = True) -> None:
         """A job has been handed out: puts its return on the clock."""
-        client = job.client
+        client, clock = job.client, self.clock
         number = self.numbers[client] = self.numbers.get(client, -1) + 1
         steps = self.workshop.steps_of(client, number)
         memory = self.memories.get(client)
@@ -179,32 +186,29 @@ class Engine:
         length = job.model.nbytes
         down = length * (1 + len(job.extras))
         self.tally.bytes_down += down
-        due = self.clock.now
+        due = clock.now
         if on_clock:
-            due += self._schedule(client, number, steps, down + length * len(self.workshop.needs))
-        order = self.orders[client] = Order(job, number, steps, memory, self.delays.get(client, 0), due)
+            size = down + length * len(self.workshop.needs)
+            due += self._whole(self.fleet.duration(client, number, steps, size))
+        order = Order(job, number, steps, memory, self.delays.get(client, 0), due)
+        self.orders[client] = order
+        if on_clock:
+            if due < math.inf:
+                clock.at(due, order)
+            if self.fleet.p.lease is not None:
+                clock.at(clock.now + self._whole(self.fleet.p.lease), Item("lease", client, number))
         self.executor.submit(order)
 
-    def _schedule(self, client: int, number: int, steps: int, size: int) -> float:
-        """Puts the return of a job, and the end of its lease, on the clock; returns how long it takes."""
-        fleet, clock, duration = self.fleet, self.clock, math.inf
-        if fleet.returns(client, number):
-            duration = fleet.duration(client, number, steps, size)
-            if self.ticks:
-                duration = self._whole(duration)
-            clock.at(clock.now + duration, Item("job", client, number))
-        if fleet.p.lease is not None:
-            lease = self._whole(fleet.p.lease) if self.ticks else fleet.p.lease
-            clock.at(clock.now + lease, Item("lease", client, number))
-        return duration
+    def _whole(self, duration: float) -> float:
+        """In ticks, a duration is rounded down to whole ticks, at least one."""
+        return max(1.0, math.floor(duration)) if self.ticks and duration < math.inf else duration
 
-    @staticmethod
-    def _whole(duration: float) -> float:
-        return max(1.0, math.floor(duration))
-
-    def deliver(self, item: Item) -> None:
+    def deliver(self, item: Item | Order) -> None:
         """Lets it happen now."""
-        getattr(self, f"_on_{item.kind}")(item)
+        if type(item) is Order:
+            self._on_job(item)
+        elif item.kind != "job":  # "job" is one that was dropped before the run was saved
+            getattr(self, f"_on_{item.kind}")(item)
 
     def withdraw(self, client: int) -> None:
         """Nobody waits for the client's job any more."""
@@ -212,11 +216,12 @@ class Engine:
         if order is not None:
             self.executor.cancel(order)
 
-    def _on_job(self, item: Item) -> None:
-        client, order = item.client, self.orders.get(item.client)
-        if order is None or order.number != item.number:  # it was dropped meanwhile, or its client is gone
+    def _on_job(self, order: Order) -> None:
+        job = order.job
+        client = job.client
+        if self.orders.get(client) is not order:  # it was dropped meanwhile, or its client is gone
             return
-        job, done = order.job, self.executor.result(order)
+        done = self.executor.result(order)
         update = Update(client, job.version, done.vectors, done.steps, self.workshop.examples(client), job.id)
         receipt = self.coordinator.push(update, self.clock.now)
         del self.orders[client]
@@ -244,6 +249,16 @@ class Engine:
 
     def _on_join(self, item: Item) -> None:
         self.coordinator.join(item.client, self.clock.now)
+        if self.fleet.p.on is not None:
+            self._expect_leave(item.client, 0)
+
+    def _expect_leave(self, client: int, count: int) -> None:
+        """A stretch of presence begins: puts its end on the clock; one of no length has ended before any job."""
+        turn, item = self.fleet.turn(client, count), Item("away", client, count)
+        if turn > 0:
+            self.clock.at(self.clock.now + turn, item)
+        else:
+            self.deliver(item)
 
     def _on_away(self, item: Item) -> None:
         if item.client in self.coordinator.clients:
@@ -254,5 +269,4 @@ class Engine:
     def _on_back(self, item: Item) -> None:
         if item.client in self.coordinator.clients:
             self.coordinator.resume(item.client, self.clock.now)
-            turn = self.fleet.turn(item.client, item.number + 1)
-            self.clock.at(self.clock.now + turn, Item("away", item.client, item.number + 1))
+            self._expect_leave(item.client, item.number + 1)

@@ -21,6 +21,16 @@ class Order(NamedTuple):
     due: float = 0.0
     """When the result will be asked for, as far as is known: earlier ones are worked on first."""
 
+    @property
+    def kind(self) -> str:
+        """What it is on the clock: the return of a job."""
+        return "job"
+
+    @property
+    def client(self) -> int:
+        """Whose it is."""
+        return self.job.client
+
 
 class Executor(ABC):
     """Takes orders when jobs are handed out, gives results when they arrive."""

@@ -13,14 +13,14 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import data, local, models, strategies
 from ..data import partition
 from ..errors import InputError, ParameterError, UnknownParameter
-from ..params import Params, choice, positive, whole
+from ..params import Params, choice, positive, weights, whole
 from . import delays
 from .fleet import FleetParams
 
@@ -77,6 +77,7 @@ class ClockParams(Params):
     history: int = whole(200, "sampled: models kept when delays decide")
     concurrency: int | None = whole(None, "jobs in flight; None: every client")
     selection: str = choice("auto", ("auto", "uniform", "fair", "all"), "who is picked; auto: the rule's own policy")
+    probabilities: tuple[float, ...] | None = weights("how likely each client is picked or arrives; None: equally")
     max_staleness: int | None = whole(None, "older updates are discarded; None: the rule's own bound", least=0)
 
 
@@ -161,6 +162,8 @@ class Experiment:
 
     clients: int | None
     sections: dict[str, Params | Named]
+    changes: tuple[str, ...] = field(default=(), compare=False)
+    """What was changed by --set; it is in the sections already."""
 
     @staticmethod
     def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
@@ -181,6 +184,7 @@ class Experiment:
     def build(document: Mapping[str, Any], changes: Iterable[str] = ()) -> Experiment:
         """From nested dictionaries."""
         merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()}
+        changes = tuple(changes)
         for change in changes:
             _apply(merged, change)
         known = [*NAMED, *FIXED]
@@ -193,7 +197,7 @@ class Experiment:
         clients = split.pop("clients", None if split.get("name") == "key" else CLIENTS)
         sections: dict[str, Params | Named] = {key: _named(key, merged.get(key, {})) for key in NAMED}
         sections |= {key: _fixed(key, merged.get(key, _DEFAULTS.get(key, {}))) for key in FIXED}
-        return Experiment(clients, sections)
+        return Experiment(clients, sections, tuple(changes))
 
     def variant(self, strategy: str, seed: int) -> Experiment:
         """The same experiment with another rule and every seed moved on by `seed`.

@@ -46,6 +46,9 @@ class FleetParams(Params):
     lease: float | None = positive(None, "time after which a job that has not returned is given up; None: never")
     on: float | None = positive(None, "mean time a client is there before it goes away; None: always there")
     off: float = positive(1.0, "mean time it is away")
+    rhythm: str = choice(
+        "random", ("random", "regular"), "stretches of on and off: exponential, or as given (day and night), any phase"
+    )
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,9 @@ class Fleet:
         self.speeds = self._speeds(ranking)
         self._factors: list[float] = self.speeds.tolist()
         self.roles = self._roles()
+        p = self.p
+        self._plain = not (p.per_step or p.latency or p.bandwidth)
+        self._unreliable = bool(p.silent_share or p.loss)
         self._silent = set(np.flatnonzero(self.roles == "silent").tolist())
         if not np.isin(self.roles, ("member", "late")).any():
             raise ParameterError(
@@ -120,13 +126,14 @@ class Fleet:
         return not self.p.loss or rng.fraction(self._key, _LOSS, client, job) >= self.p.loss
 
     def duration(self, client: int, job: int, steps: int = 1, size: int = 0) -> float:
-        """Compute plus network time of a client's job; `size` is the bytes that travel."""
-        p = self.p
-        compute = self._factors[client] * self.delay.quantile(rng.fraction(self._key, _JOB, client, job))
-        if p.per_step:
-            compute *= steps
-        transfer = 0.0 if p.bandwidth is None else size / p.bandwidth
-        return compute + p.latency + transfer
+        """Compute plus network time of a client's job; `size` is the bytes that travel; inf if it never returns."""
+        if self._unreliable and not self.returns(client, job):
+            return math.inf
+        time = self._factors[client] * self.delay.draw(client, job, rng.fraction(self._key, _JOB, client, job))
+        if not self._plain:
+            p = self.p
+            time = time * (steps if p.per_step else 1) + p.latency + (size / p.bandwidth if p.bandwidth else 0.0)
+        return time
 
     def initial(self) -> list[int]:
         """The clients that are there from the start."""
@@ -140,11 +147,22 @@ class Fleet:
             yield Change(self.p.late_at, "join", client)
 
     def turn(self, client: int, count: int) -> float:
-        """How long the client's count-th stretch of presence (even) or absence (odd) lasts; exponential."""
+        """How long the client's count-th stretch of presence (even) or absence (odd) lasts.
+
+        In a regular rhythm the first two are what is left of a period that has begun before.
+        """
         if self.p.on is None:
             return math.inf
-        mean = self.p.off if count % 2 else self.p.on
-        return -mean * math.log1p(-rng.fraction(self._key, _TURN, client, count))
+        on, off = self.p.on, self.p.off
+        if self.p.rhythm == "random":
+            mean = off if count % 2 else on
+            return -mean * math.log1p(-rng.fraction(self._key, _TURN, client, count))
+        phase = rng.fraction(self._key, _TURN, client, 0) * (on + off)
+        if count == 0:
+            return max(0.0, on - phase)
+        if count == 1:
+            return min(off, on + off - phase)
+        return off if count % 2 else on
 
 
 def _normal(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

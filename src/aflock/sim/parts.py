@@ -30,15 +30,20 @@ class Parts:
 def assemble(experiment: Experiment) -> Parts:
     """Everything random in it depends on the experiment's seeds alone."""
     section, seeds = experiment.section, experiment.section("seeds")
-    dataset = data.load(section("data").name, seed=seeds.data, **section("data").params)
-    split: Named = section("partition")
-    shares = partition.create(split.name, dataset, experiment.clients, seed=seeds.data, **split.params)
+    dataset, shares = split(experiment)
     fleet = _fleet(experiment, dataset, shares)
     rule: Named = section("strategy")
     strategy = strategies.create(rule.name, len(fleet.initial()), seed=seeds.training, **rule.params)
     model = models.create(section("model").name, dataset, **section("model").params)
     workshop = _workshop(experiment, dataset, shares, strategy, model)
     return Parts(dataset, shares, fleet, strategy, model, workshop)
+
+
+def split(experiment: Experiment) -> tuple[Dataset, Partition]:
+    """The data and who holds what of it."""
+    source, how, seed = experiment.section("data"), experiment.section("partition"), experiment.section("seeds").data
+    dataset = data.load(source.name, seed=seed, **source.params)
+    return dataset, partition.create(how.name, dataset, experiment.clients, seed=seed, **how.params)
 
 
 def _fleet(experiment: Experiment, dataset: Dataset, shares: Partition) -> Fleet:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .engine import Item
 from .simulation import Simulation
 
 Line = Mapping[str, Any]
@@ -48,7 +47,7 @@ def replay(simulation: Simulation, lines: Iterable[Line]) -> int:
             if job is not None:
                 engine.send(job)
         elif kind == "arrival" and coordinator.works(client):
-            engine.deliver(Item("job", client, engine.numbers[client]))
+            engine.deliver(engine.orders[client])
         elif kind in ("drop", "reset") and coordinator.works(client):
             engine.withdraw(client)
             coordinator.drop(client, line["time"])

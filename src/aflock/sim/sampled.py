@@ -1,41 +1,51 @@
 """The protocol `sampled`: no clock, an arrival process.
 
-Every server step draws clients uniformly without replacement until the rule has made its step: one client for a rule
-that steps at every arrival, m for one with a buffer of m. Each starts from the model of tau versions ago, w^(t - tau),
-with tau uniform over the last `window` models, or drawn from the delays, rounded down and cut at t. Time counts server
-steps.
+Every server step draws clients without replacement, uniformly or with given probabilities, until the rule has made its
+step: one client for a rule that steps at every arrival, m for one with a buffer of m. Each starts from the model of tau
+versions ago, w^(t - tau), with tau uniform over the last `window` models, or drawn from the delays, rounded down and
+cut at t. Time counts server steps; comings and goings happen at their step.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from .. import rng
-from ..types import Job
+from .. import selection as policies
+from ..types import Job, State
 from .engine import Engine, Item
 
 
 class Sampled(Engine):
     """One run without a clock."""
 
-    window: int | None = None
-    history_length: int = 1
-
-    def configure(self, window: int | None, history: int, seed: int) -> None:
-        """How far back clients start, and how many models are kept for it."""
+    def configure(
+        self, window: int | None, history: int, seed: int, probabilities: Mapping[int, float] | None = None
+    ) -> None:
+        """How far back clients start, how many models are kept for it, and how clients are drawn."""
         self.window = window
-        self.history_length = window or history
-        self.history: deque[Job] = deque(maxlen=self.history_length)
+        self.history: deque[Job] = deque(maxlen=window or history)
         self._key = rng.counter_key(seed, "sampled")
+        self._arrivals = policies.create("uniform" if probabilities is None else "biased", seed, probabilities)
         self.draws = 0
         self.heard: dict[int, None] = {}
+
+    def plan(self) -> None:
+        """Everybody who is there may be drawn."""
+        for client in sorted(self.coordinator.clients):
+            self._arrivals.add(client)
+        super().plan()
 
     def step(self) -> None:
         """One arrival, or one client's first gradient."""
         coordinator, now = self.coordinator, float(self.coordinator.strategy.version)
+        while self.clock.heap and self.clock.heap[0][0] <= now:
+            self.deliver(self.clock.next())
         self.clock.now = now
-        if coordinator.opening:
-            for job in coordinator.dispatch(now):
+        owed = coordinator.dispatch_first(now)
+        if owed:
+            for job in owed:
                 self._work(job)
             return
         self._remember()
@@ -45,7 +55,14 @@ class Sampled(Engine):
         self._work(coordinator.assign(Job(client, past.version, past.model, past.extras), now))
         self.heard[client] = None
         if coordinator.strategy.version > version:
-            self.heard.clear()
+            self._let_all_return()
+
+    def _let_all_return(self) -> None:
+        """The server has made its step: everybody may be drawn again."""
+        for client in self.heard:
+            if client in self.coordinator.clients and not self.coordinator.is_away(client):
+                self._arrivals.add(client)
+        self.heard.clear()
 
     def _remember(self) -> None:
         """Keeps the current version's job, once."""
@@ -55,12 +72,12 @@ class Sampled(Engine):
 
     def _draw(self) -> int:
         """The next client of this server step."""
-        present = sorted(self.coordinator.strategy.clients - self.heard.keys())
-        if not present:  # a buffer larger than the federation: everybody has come once, so everybody may come again
-            self.heard.clear()
-            present = sorted(self.coordinator.strategy.clients)
+        if not len(self._arrivals):  # a buffer larger than the federation: everybody has come, and may come again
+            self._let_all_return()
         self.draws += 1
-        return present[int(rng.fraction(self._key, 0, self.draws) * len(present))]
+        client = self._arrivals.next()
+        self._arrivals.take(client)
+        return client
 
     def _staleness(self, client: int) -> int:
         u = rng.fraction(self._key, 1, self.draws)
@@ -70,4 +87,43 @@ class Sampled(Engine):
 
     def _work(self, job: Job) -> None:
         self.send(job, on_clock=False)
-        self.deliver(Item("job", job.client, self.numbers[job.client]))
+        self.deliver(self.orders[job.client])
+
+    # -- coming and going -------------------------------------------------------------------------------------------
+
+    def _on_join(self, item: Item) -> None:
+        super()._on_join(item)
+        self._arrivals.add(item.client)
+
+    def _on_leave(self, item: Item) -> None:
+        super()._on_leave(item)
+        self._arrivals.forget(item.client)
+
+    def _on_away(self, item: Item) -> None:
+        super()._on_away(item)
+        if item.client in self._arrivals:
+            self._arrivals.remove(item.client)
+
+    def _on_back(self, item: Item) -> None:
+        super()._on_back(item)
+        if item.client not in self.heard and item.client in self.coordinator.clients:
+            self._arrivals.add(item.client)
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def sampling(self) -> State:
+        """What the protocol remembers beside the clock."""
+        history = {
+            str(k): {"version": job.version, "model": job.model, "extras": dict(job.extras)}
+            for k, job in enumerate(self.history)
+        }
+        arrivals = self._arrivals.state_dict()
+        return {"draws": self.draws, "heard": list(self.heard), "arrivals": arrivals, "history": history}
+
+    def load_sampling(self, saved: State) -> None:
+        """Takes over a saved state."""
+        self.draws, self.heard = saved["draws"], dict.fromkeys(saved["heard"])
+        self._arrivals.load_state_dict(saved["arrivals"])
+        self.history.clear()
+        for part in saved["history"].values():
+            self.history.append(Job(0, part["version"], part["model"], part["extras"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -88,6 +88,7 @@ class Simulation:
         self._on_measurement = on_measurement
         self._on_upload = on_upload
         self._wall = 0.0
+        self._begun: float | None = None
         self._build(on_event, workers)
 
     def _build(self, on_event: Callable[[Event], None] | None, workers: int) -> None:
@@ -98,10 +99,12 @@ class Simulation:
         clock, n = section("clock"), len(self.partition.indices)
         if clock.concurrency is not None and clock.concurrency > n:
             raise ParameterError(f"[clock] concurrency = {clock.concurrency} exceeds the {n} clients; lower it")
+        likely = _likely(clock.probabilities, n)
         self.coordinator = Coordinator(
             self.strategy,
             concurrency=clock.concurrency,
             selection=None if clock.selection == "auto" else clock.selection,
+            probabilities=None if clock.protocol == "sampled" else likely,
             max_staleness=clock.max_staleness,
             seed=seeds.schedule,
             on_event=on_event,
@@ -121,7 +124,7 @@ class Simulation:
             on_upload=self._after_upload,
         )
         if isinstance(self.engine, Sampled):
-            self.engine.configure(clock.window, clock.history, seeds.schedule)
+            self.engine.configure(clock.window, clock.history, seeds.schedule, likely)
 
     # -- running ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class Simulation:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """From the start, or from where a state was loaded, to the end of the budget; false if `stop` came first."""
-        begin = time.perf_counter()
+        self._begun = time.perf_counter()
         try:
             with one_thread():
                 if not self.measurements:
@@ -144,7 +147,7 @@ class Simulation:
                 if ended:
                     self.finish()
         finally:
-            self._wall += time.perf_counter() - begin
+            self._wall, self._begun = self.seconds, None
         return ended
 
     def close(self) -> None:
@@ -156,6 +159,11 @@ class Simulation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running, earlier sittings included."""
+        return self._wall + (time.perf_counter() - self._begun if self._begun is not None else 0.0)
 
     def finish(self) -> None:
         """Lets the rule use its last partial buffer, and measures the final model."""
@@ -230,7 +238,7 @@ class Simulation:
                 "sequence": engine.clock.sequence,
                 "entries": [
                     [due, seq, item.kind, item.client, item.number] for due, seq, item in engine.clock.entries()
-                ],
+                ],  # a job's own number says whether it is still the client's open one
             },
             "tally": asdict(engine.tally) | {"by_client": sorted(engine.tally.by_client.items())},
             "numbers": sorted(engine.numbers.items()),
@@ -238,7 +246,7 @@ class Simulation:
             "memories": {str(client): dict(memory) for client, memory in engine.memories.items()},
             "orders": {str(c): _saved_order(order) for c, order in engine.orders.items()},
             "measurements": [asdict(measurement) for measurement in self.measurements],
-            "sampled": _saved_sampling(engine),
+            "sampled": engine.sampling() if isinstance(engine, Sampled) else {},
             "wall": self._wall,
         }
 
@@ -249,8 +257,6 @@ class Simulation:
         engine = self.engine
         self.coordinator.load_state_dict(state["coordinator"])
         clock = state["clock"]
-        entries = [(due, seq, Item(kind, client, number)) for due, seq, kind, client, number in clock["entries"]]
-        engine.clock.restore(clock["now"], clock["sequence"], entries)
         engine.tally = Tally(**{**state["tally"], "by_client": dict(state["tally"]["by_client"])})
         engine.numbers = dict(state["numbers"])
         engine.delays = dict(state["delays"])
@@ -258,10 +264,24 @@ class Simulation:
         for client, saved in state["orders"].items():
             order = engine.orders[int(client)] = _loaded_order(int(client), saved, engine)
             self.executor.submit(order)
+        entries = [(due, seq, _loaded_item(Item(*item), engine)) for due, seq, *item in clock["entries"]]
+        engine.clock.restore(clock["now"], clock["sequence"], entries)
         if isinstance(engine, Sampled):
-            _load_sampling(engine, state["sampled"])
+            engine.load_sampling(state["sampled"])
         self.measurements = [Measurement(**measurement) for measurement in state["measurements"]]
         self._wall = state["wall"]
+
+
+def _loaded_item(item: Item, engine: Engine) -> Item | Order:
+    """What was on the clock: for a job that is still open, its order."""
+    order = engine.orders.get(item.client)
+    return order if item.kind == "job" and order is not None and order.number == item.number else item
+
+
+def _likely(weights: Sequence[float] | None, clients: int) -> dict[int, float] | None:
+    if weights is not None and len(weights) != clients:
+        raise ParameterError(f"[clock] probabilities has {len(weights)} numbers for {clients} clients; give one each")
+    return None if weights is None else dict(enumerate(weights))
 
 
 def executor(experiment: Experiment, workshop: Workshop, workers: int) -> Executor:
@@ -284,17 +304,3 @@ def _loaded_order(client: int, saved: dict[str, Any], engine: Engine) -> Order:
     first, number_of_job, number, steps, delay, due = saved["head"]
     job = Job(client, saved["version"], saved["model"], saved["extras"], first, number_of_job)
     return Order(job, number, steps, engine.memories.setdefault(client, {}), delay, math.inf if due is None else due)
-
-
-def _saved_sampling(engine: Engine) -> dict[str, Any]:
-    if not isinstance(engine, Sampled):
-        return {}
-    history = {str(k): _saved_job(job) for k, job in enumerate(engine.history)}
-    return {"draws": engine.draws, "heard": list(engine.heard), "history": history}
-
-
-def _load_sampling(engine: Sampled, saved: dict[str, Any]) -> None:
-    engine.draws, engine.heard = saved["draws"], dict.fromkeys(saved["heard"])
-    engine.history.clear()
-    for part in saved["history"].values():
-        engine.history.append(Job(0, part["version"], part["model"], part["extras"]))

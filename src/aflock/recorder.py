@@ -1,0 +1,224 @@
+"""What a run leaves behind: one folder with everything about it, safe against a crash at any moment.
+
+    config.toml               the resolved experiment: every key with its value
+    partition.txt, .png       who holds how much of which class
+    metrics.jsonl             one line per evaluation
+    trace.jsonl               one line per event: pull, arrival, drop, join, leave ...
+    checkpoint.safetensors    the last checkpoint; replaced whole
+    model.safetensors         the final model
+    result.json               what the run came to; its presence means that the run has ended
+    accuracy.png
+    tensorboard/              if asked for
+
+Lines are appended as they happen. A checkpoint remembers how long the two files were, and resuming cuts them back to
+it, so that a resumed run leaves the same files as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+
+from . import state
+from .errors import AflockError, StateError
+from .events import Event
+from .reports.board import Board
+from .reports.figures import accuracy_figure, partition_figure
+from .sim.experiment import Experiment
+from .sim.simulation import Measurement, Result, Simulation
+
+Watch = Callable[[Simulation], None]
+
+_EVENT = tuple(field.name for field in fields(Event))
+
+
+class Unwritable(AflockError):
+    """The folder of a run cannot be written any more: the disk is full, say."""
+
+
+class Recorder:
+    """A simulation and the files it writes."""
+
+    def __init__(
+        self, experiment: Experiment, folder: Path, watch: Watch | None, workers: int, tensorboard: bool
+    ) -> None:
+        self.folder = folder
+        self._watch = watch
+        self._every = experiment.section("checkpoint").every
+        self._saved_at = 0
+        self._due = False
+        self._board = Board(folder / "tensorboard") if tensorboard else None
+        self._files: dict[str, IO[str]] = {}
+        self.simulation = Simulation(
+            experiment,
+            on_event=self._on_event,
+            on_measurement=self._on_measurement,
+            on_upload=self._on_upload,
+            workers=workers,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.simulation.close()
+        if self._board is not None:
+            self._board.close()
+
+    # -- beginning, going on, ending --------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Makes the folder; one that cannot be begun is not left behind."""
+        text = self.simulation.experiment.text()
+        self.folder.mkdir(parents=True)
+        try:
+            write_whole(self.folder / "config.toml", _header(self.simulation.experiment) + text)
+        except OSError:
+            self.folder.rmdir()
+            raise
+
+    def load(self) -> None:
+        """Back to the last checkpoint, or to the start if there is none."""
+        file, lengths = self.folder / "checkpoint.safetensors", {"metrics": 0, "trace": 0}
+        if file.is_file():
+            saved = state.load(file)
+            if "lengths" not in saved:
+                raise StateError(f"{file} is not the checkpoint of a run")
+            lengths = saved["lengths"]
+            self.simulation.load_state_dict(saved["simulation"])
+            self._saved_at = self.simulation.strategy.version
+        for leftover in self.folder.glob(".*.*"):  # half-written by a process that was killed
+            leftover.unlink()
+        for name, length in lengths.items():
+            path = self.folder / f"{name}.jsonl"
+            if path.exists():
+                os.truncate(path, length)
+        if self._board is not None:
+            self._board.forget_after(self.simulation.engine.tally.uploads)
+
+    def run(self, stop: Callable[[], bool]) -> Result | None:
+        """To the end, or until `stop` says so: then it is saved, and there is no result yet."""
+        try:
+            with self._open_files():
+                ended = False
+                while not ended:
+                    self._due = False
+                    ended = self.simulation.run(lambda: stop() or self._due)
+                    if not ended:
+                        self._checkpoint()
+                    if stop():
+                        break
+            return self._write_result() if ended else None
+        except OSError as error:
+            self._trim()
+            what = error.strerror or str(error)
+            raise Unwritable(f"{self.folder}: {what}; make room and go on with --resume {self.folder}") from error
+
+    # -- while it runs ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _open_files(self) -> Iterator[None]:
+        try:
+            for name in ("metrics", "trace"):
+                self._files[name] = open(self.folder / f"{name}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+            yield
+        finally:
+            for file in self._files.values():
+                file.close()
+
+    def _trim(self) -> None:
+        """Cuts off what is not a whole line, and removes what is not a whole file."""
+        for file in self._files.values():
+            with suppress(OSError):
+                file.close()
+        for name in self._files:
+            path = self.folder / f"{name}.jsonl"
+            os.truncate(path, _whole_lines(path))
+        for leftover in self.folder.glob(".*.*"):
+            leftover.unlink()
+
+    def _on_event(self, event: Event) -> None:
+        line: dict[str, Any] = {}
+        for name in _EVENT:
+            value = getattr(event, name)
+            if value is not None and value is not False and value != "":  # a client, a version or a time may be 0
+                line[name] = value
+        self._files["trace"].write(json.dumps(line) + "\n")
+
+    def _on_measurement(self, measurement: Measurement) -> None:
+        described = asdict(measurement)
+        self._files["metrics"].write(json.dumps(described) + "\n")
+        self._files["metrics"].flush()
+        if self._board is not None:
+            self._board.add(measurement.uploads, described)
+
+    def _on_upload(self, simulation: Simulation) -> None:
+        if simulation.strategy.version - self._saved_at >= self._every:
+            self._due = True
+        if self._watch is not None:
+            self._watch(simulation)
+
+    def _checkpoint(self) -> None:
+        lengths = {}
+        for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            lengths[name] = file.tell()
+        saved = {"lengths": lengths, "simulation": self.simulation.state_dict()}
+        state.save(self.folder / "checkpoint.safetensors", saved)
+        self._saved_at = self.simulation.strategy.version
+
+    def _write_result(self) -> Result:
+        simulation, result = self.simulation, self.simulation.result()
+        state.save(self.folder / "model.safetensors", {"model": np.array(simulation.strategy.model)})
+        curve = [asdict(measurement) for measurement in simulation.measurements]
+        accuracy_figure(
+            self.folder / "accuracy.png", {result.strategy: [curve]}, f"{result.strategy}", ("uploads", "time")
+        )
+        write_partition(simulation.dataset, simulation.partition, self.folder)
+        write_whole(self.folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+        (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        return result
+
+
+def _header(experiment: Experiment) -> str:
+    """How the experiment differs from its file; `runs.changes_of` reads it."""
+    words = [word for change in experiment.changes for word in ("--set", change)]
+    return f"# {shlex.join(words)}\n\n" if words else ""
+
+
+def write_partition(dataset: Any, partition: Any, folder: Path) -> str:
+    """Writes partition.txt and partition.png; returns the table."""
+    table: str = partition.table(dataset.train_y, dataset.classes)
+    write_whole(folder / "partition.txt", table + "\n")
+    counts = partition.counts(dataset.train_y, dataset.classes)
+    partition_figure(folder / "partition.png", counts, f"{dataset.name}: {len(counts)} clients")
+    return table
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file that is there whole or not at all."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _whole_lines(path: Path) -> int:
+    """How long a file is up to the end of its last whole line."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = max(0, size - 2**16)
+        file.seek(begin)
+        return begin + file.read().rfind(b"\n") + 1

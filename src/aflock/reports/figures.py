@@ -44,6 +44,8 @@ def partition_figure(file: Path, counts: npt.NDArray[np.int64], title: str) -> N
     sizes.set_ylabel("examples")
     sizes.set_title(title, fontsize=11)
     picture = classes.imshow(counts.T, aspect="auto", cmap="viridis", interpolation="nearest", origin="lower")
+    for axis in (classes.xaxis, classes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     classes.set_xlabel("client")
     classes.set_ylabel("class")
     figure.colorbar(picture, ax=classes, label="examples of the class", pad=0.01)
@@ -80,7 +82,7 @@ def _draw(file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str,
         place.set_axis_off()
     where = places[-1] if len(places) > len(panels) else places[len(panels) - 1]
     handles, labels = places[0].get_legend_handles_labels()
-    where.legend(handles, labels, fontsize=8, loc="lower right", ncols=2)
+    where.legend(handles, labels, fontsize=8, loc="lower right" if where.axison else "center", ncols=2)
     figure.suptitle(title, fontsize=11)
     figure.savefig(file, dpi=110, metadata={"Software": None})
     plt.close(figure)

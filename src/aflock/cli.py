@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_lookups(commands)
     _add_simulations(commands)
     _add_showcases(commands)
+    _add_recipes(commands)
     return parser
 
 
@@ -123,6 +124,26 @@ def _add_showcases(commands: Any) -> None:
     bench.set_defaults(run=_bench)
 
 
+def _add_recipes(commands: Any) -> None:
+    recipes = commands.add_parser("recipes", help="the tables and figures of the papers that can be run")
+    recipes.add_argument("--json", action="store_true", help="print JSON")
+    recipes.set_defaults(run=_list, what="recipes")
+
+    again = commands.add_parser("reproduce", help="run a table or figure of a paper; a killed one goes on where it was")
+    again.add_argument("name", help="the recipe (`aflock recipes` lists them)")
+    again.add_argument("--scale", default="laptop", help="smoke (seconds), laptop (the default) or paper")
+    again.add_argument("--seeds", type=_positive, default=None, metavar="N", help="runs per cell")
+    again.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="runs side by side")
+    again.add_argument("--out", default="results", metavar="FOLDER", help="where results are kept (results)")
+    again.add_argument("--quiet", action="store_true", help="no progress")
+    again.set_defaults(run=_reproduce)
+
+    page = commands.add_parser("reproduction", help="write the page of all stored results")
+    page.add_argument("--results", default="results", metavar="FOLDER", help="where results are kept (results)")
+    page.add_argument("--out", default="docs/reproduction.md", metavar="FILE", help="docs/reproduction.md")
+    page.set_defaults(run=_reproduction)
+
+
 def _add_changes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change one key")
 
@@ -148,6 +169,7 @@ _LISTS = {
     "partitions": "data.partition",
     "models": "models",
     "delays": "sim.delays",
+    "recipes": "recipes",
 }
 
 
@@ -305,6 +327,29 @@ def _demo(options: argparse.Namespace) -> int:
     demo.picture(found, folder / "demo.png")
     write_whole(folder / "demo.json", json.dumps(found) + "\n")
     print(json.dumps(found) if options.json else f"{demo.table(found)}\n\nfigure: {folder / 'demo.png'}")
+    return 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from .recipes import read, report
+    from .recipes.reproduce import reproduce
+
+    def say(line: str) -> None:
+        if not options.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    recipe = read(options.name)
+    folder = Path(options.out)
+    found = reproduce(recipe, options.scale, folder, seeds=options.seeds, jobs=options.jobs, report=say)
+    print(report.text(recipe, options.scale, found))
+    return 0
+
+
+def _reproduction(options: argparse.Namespace) -> int:
+    from .recipes import report
+
+    shown = report.write(Path(options.results), Path(options.out))
+    print(f"{options.out}: {', '.join(shown) or 'no stored results'}")
     return 0
 
 

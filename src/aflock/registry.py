@@ -26,9 +26,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The item of that name."""
         if name not in self._items:
-            near = difflib.get_close_matches(str(name), self.names(), n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UnknownName(f"there is no {self.what} called {name!r}; {hint}known are {', '.join(self.names())}")
+            raise unknown(self.what, name, self.names())
         return self._items[name]
 
     def names(self) -> list[str]:
@@ -38,3 +36,10 @@ class Registry(Generic[T]):
     def entries(self) -> list[T]:
         """All items, by name."""
         return [self._items[name] for name in self.names()]
+
+
+def unknown(what: str, name: str, known: list[str]) -> UnknownName:
+    """The error for a name that nobody has, with the nearest that somebody has."""
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UnknownName(f"there is no {what} called {name!r}; {hint}known are {', '.join(known)}")

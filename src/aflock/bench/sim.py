@@ -120,7 +120,7 @@ def _compare(problem: Problem, updates: int, rounds: int) -> dict[str, Any]:
     dataset = _dataset(problem)
     workshop = _workshop(problem, dataset, ("delta",))
     module = bare.NETWORKS[problem.model]()
-    shelves = [(dataset.train_x[rows], dataset.train_y[rows]) for rows in workshop.partition.indices]
+    shelves = [(dataset.take(rows), dataset.train_y[rows]) for rows in workshop.partition.indices]
     assert sum(p.numel() for p in module.parameters()) == workshop.model.length
     ours = Simulated(_engine(workshop, Inline(workshop), CLIENTS, workshop.model.init(rng.stream(0, "w"))))
     plain = bare.Bare(module, shelves, problem.shape, problem.steps, BATCH)

@@ -28,9 +28,11 @@ def accuracy_figure(file: Path, curves: Mapping[str, Sequence[Curve]], title: st
     _draw(file, [(curves, axis, "") for axis in axes], title)
 
 
-def panels_figure(file: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], axis: str, title: str) -> None:
+def panels_figure(
+    file: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], axis: str, title: str, metric: str = "accuracy"
+) -> None:
     """One panel per setting, against the same cost."""
-    _draw(file, [(curves, axis, name) for name, curves in panels.items()], title)
+    _draw(file, [(curves, axis, name) for name, curves in panels.items()], title, metric)
 
 
 def partition_figure(file: Path, counts: npt.NDArray[np.int64], title: str) -> None:
@@ -62,7 +64,9 @@ def _pyplot() -> Any:
     return plt
 
 
-def _draw(file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str, str]], title: str) -> None:
+def _draw(
+    file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str, str]], title: str, metric: str = "accuracy"
+) -> None:
     """Per rule the mean over its runs, and the 95 % interval of that mean where there are several."""
     plt = _pyplot()
     columns = min(3, len(panels))
@@ -72,12 +76,12 @@ def _draw(file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str,
     places = list(grid.flat)
     for place, (curves, axis, name) in zip(places, panels, strict=False):
         for k, (rule, runs) in enumerate(curves.items()):
-            _plot(place, rule, runs, axis, k)
+            _plot(place, rule, runs, axis, metric, k)
         place.set_xlabel(AXES[axis])
         place.set_title(name, fontsize=10)
         place.grid(alpha=0.25)
     for row in grid:
-        row[0].set_ylabel("test accuracy")
+        row[0].set_ylabel(f"test {metric}")
     for place in places[len(panels) :]:
         place.set_axis_off()
     where = places[-1] if len(places) > len(panels) else places[len(panels) - 1]
@@ -88,20 +92,23 @@ def _draw(file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str,
     plt.close(figure)
 
 
-def _plot(place: Any, rule: str, runs: Sequence[Curve], axis: str, k: int) -> None:
+def _plot(place: Any, rule: str, runs: Sequence[Curve], axis: str, metric: str, k: int) -> None:
     color, style = f"C{k % 10}", ("-", "--", ":")[k // 10 % 3]
-    grid, values = _sampled(runs, axis)
+    grid, values = _sampled(runs, axis, metric)
     mean = values.mean(axis=0)
     place.plot(grid, mean, label=rule, color=color, lw=1.8, ls=style)
     if len(runs) > 1:
         half = np.array([half_interval(column) for column in values.T])
-        place.fill_between(grid, np.maximum(mean - half, 0), np.minimum(mean + half, 1), color=color, alpha=0.15, lw=0)
+        top = 1.0 if metric == "accuracy" else np.inf
+        place.fill_between(
+            grid, np.maximum(mean - half, 0), np.minimum(mean + half, top), color=color, alpha=0.15, lw=0
+        )
 
 
-def _sampled(runs: Sequence[Curve], axis: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _sampled(runs: Sequence[Curve], axis: str, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """A common grid as far as every run goes, and the accuracy of each run on it."""
     grid = np.linspace(0.0, min(_cost(run[-1], axis) for run in runs), 200)
-    values = [np.interp(grid, [_cost(m, axis) for m in run], [m["accuracy"] for m in run]) for run in runs]
+    values = [np.interp(grid, [_cost(m, axis) for m in run], [m[metric] for m in run]) for run in runs]
     return grid, np.array(values)
 
 

@@ -180,7 +180,7 @@ class Simulation:
         if self.model.buffers:
             self._set_mean_buffers()
         tally = self.engine.tally
-        found = self.model.evaluate(self.strategy.model, self.dataset.test_x, self.dataset.test_y)
+        found = self.model.evaluate(self.strategy.model, self.dataset.test_inputs, self.dataset.test_y)
         measurement = Measurement(
             tally.uploads,
             self.strategy.version,

@@ -103,6 +103,6 @@ class Workshop:
         size, batch = len(rows), min(self.batch, len(rows))
         rows = np.concatenate([rows, rows[:batch]])
         task = Task(self._gradient, -(-size // batch), None, self._descend, self._room, self._delta)
-        shelf = Shelf(self.dataset.train_x[rows], self.dataset.train_y[rows], size, batch, task)
+        shelf = Shelf(self.dataset.take(rows), self.dataset.train_y[rows], size, batch, task)
         self._shelves[client] = shelf
         return shelf

@@ -1,0 +1,54 @@
+"""One cell of a recipe: its runs over the seeds, read off at equal server steps, uploads and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..sim.experiment import Experiment
+from ..sim.simulation import Measurement, Simulation
+
+TUNING_SEED = 1000
+"""The seed on which learning rates are chosen; no result is taken from it."""
+
+POINTS = 40
+"""Measurements of a curve that are stored."""
+
+
+def run(document: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
+    """One run, and the last measurement within each of the limits; a run that does not get there has none."""
+    simulation = Simulation(Experiment.build(document))
+    simulation.run()
+    result, curve = simulation.result(), simulation.measurements
+    return {
+        "at": {axis: _within(curve, axis, limit) for axis, limit in limits.items()},
+        "result": asdict(result),
+        "curve": [_point(measured) for measured in _thinned(curve)],
+    }
+
+
+def _within(curve: Sequence[Measurement], axis: str, limit: float) -> dict[str, float] | None:
+    if axis == "accuracy":  # the first time it is reached
+        reached = next((measured for measured in curve if measured.accuracy >= limit), None)
+        return None if reached is None else {"time": reached.time, "versions": reached.versions}
+    inside = [measured for measured in curve if getattr(measured, axis) <= limit * (1 + 1e-9)]
+    if not inside or getattr(curve[-1], axis) < limit * (1 - 0.02):  # it ended earlier: nothing was measured there
+        return None
+    return {"accuracy": inside[-1].accuracy, "loss": inside[-1].loss}
+
+
+def _thinned(curve: Sequence[Measurement]) -> list[Measurement]:
+    stride = max(1, -(-len(curve) // POINTS))
+    return [*curve[:-1:stride], curve[-1]]
+
+
+def _point(measured: Measurement) -> list[float]:
+    """Uploads, versions, time, accuracy, loss."""
+    return [
+        measured.uploads,
+        measured.versions,
+        round(measured.time, 3),
+        round(measured.accuracy, 4),
+        round(measured.loss, 4),
+    ]

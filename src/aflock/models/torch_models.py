@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 from dataclasses import dataclass
 from types import ModuleType
 
 from ..errors import InputError
-from ..params import Params, choice, positive, whole
+from ..params import Params, choice, path, positive, whole
 from .base import DatasetLike, Model
 from .registry import register
 
@@ -35,6 +36,19 @@ def conv3(dataset: DatasetLike, p: Conv3Params) -> Model:
     """For the images and classes of a dataset."""
     shape = _image(dataset, "conv3", least=8)  # three poolings leave one pixel of it
     model: Model = _with_torch("conv3").model(shape, dataset.classes)
+    return model
+
+
+@dataclass(frozen=True)
+class AflCnnParams(Params):
+    """afl-cnn has no hyper-parameters."""
+
+
+@register("afl-cnn", description="the CNN of Yang et al. (ICML 2022), for images; needs torch", params=AflCnnParams)
+def afl_cnn(dataset: DatasetLike, p: AflCnnParams) -> Model:
+    """For the images and classes of a dataset."""
+    shape = _image(dataset, "afl-cnn", least=16)  # without padding, 16 leaves one pixel
+    model: Model = _with_torch("afl-cnn", "afl_cnn").model(shape, dataset.classes)
     return model
 
 
@@ -98,6 +112,30 @@ def wind_lstm(dataset: DatasetLike, p: WindLstmParams) -> Model:
     if len(shape) not in (1, 2):
         raise InputError(f"an example has the shape {shape}; wind-lstm expects (steps, numbers per step)")
     model: Model = _with_torch("wind-lstm", "lstm").wind((1, *shape)[-2:], p.units, p.layers)
+    return model
+
+
+@dataclass(frozen=True)
+class TransformerParams(Params):
+    """Hyper-parameters of transformer."""
+
+    checkpoint: str = path("distilbert-base-uncased", "folder, package or hub name of a pretrained encoder")
+    layers: int | None = whole(None, "encoder layers that are kept; None: all")
+
+
+@register(
+    "transformer",
+    description="a pretrained transformer with a new head, for rows of tokens; needs torch and transformers",
+    params=TransformerParams,
+)
+def transformer(dataset: DatasetLike, p: TransformerParams) -> Model:
+    """For rows of the checkpoint's tokens."""
+    shape = dataset.train_x.shape[1:]
+    if len(shape) != 1:
+        raise InputError(f"an example has the shape {shape}; transformer expects a row of tokens")
+    if importlib.util.find_spec("transformers") is None:
+        raise InputError("the model transformer needs transformers: pip install 'aflock[text]'")
+    model: Model = _with_torch("transformer").model(p.checkpoint, dataset.classes, shape[0], p.layers)
     return model
 
 

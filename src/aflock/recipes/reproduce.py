@@ -10,7 +10,7 @@ import hashlib
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,25 +137,28 @@ def _run_missing(store: Store, works: list[Work], jobs: int, report: Report, wha
     done = len(works) - len(missing)
     if not missing:
         return
-    threads.ask_for_one()
     report(f"{what}: {done} of {len(works)} there, {len(missing)} to do")
+    for count, (work, found) in enumerate(_results(missing, jobs), done + 1):
+        store.add(work, found)
+        accuracy, changes = found["result"]["accuracy"], " ".join(work.changes)
+        where = f"{work.row.label} | {work.column.label} | seed {work.seed} {changes}".strip()
+        report(f"{what} {count}/{len(works)}  {where}: {accuracy:.4f}")
+
+
+def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:
+    """The runs as they end: one after the other in this process, or side by side in several."""
+    if jobs == 1:
+        yield from ((work, cells.run(work.document, work.limits)) for work in works)
+        return
+    threads.ask_for_one()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=min(jobs, len(missing)), mp_context=context) as pool:
-        waiting = {pool.submit(cells.run, work.document, work.limits): work for work in missing}
+    with ProcessPoolExecutor(max_workers=min(jobs, len(works)), mp_context=context) as pool:
+        waiting = {pool.submit(cells.run, work.document, work.limits): work for work in works}
         try:
             while waiting:
                 finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    done += 1
-                    _store(store, future, waiting.pop(future), f"{what} {done}/{len(works)}", report)
+                    yield waiting.pop(future), future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _store(store: Store, future: Future[dict[str, Any]], work: Work, progress: str, report: Report) -> None:
-    found = future.result()
-    store.add(work, found)
-    accuracy = found["result"]["accuracy"]
-    changes = f" {' '.join(work.changes)}" if work.changes else ""
-    report(f"{progress}  {work.row.label} | {work.column.label} | seed {work.seed}{changes}: {accuracy:.4f}")

@@ -1,0 +1,191 @@
+"""Recipes: complete, runnable at once, resumable, and judged by numbers a reader can check."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aflock import recipes
+from aflock.errors import InputError, UnknownName
+from aflock.recipes import report
+from aflock.recipes.claims import judge
+from aflock.recipes.recipe import Recipe, parse
+from aflock.recipes.reproduce import reproduce
+
+TINY: dict[str, Any] = {
+    "recipe": {"title": "tiny", "paper": "0", "where": "nowhere", "limits": {"versions": 4, "uploads": 12}},
+    "experiment": {
+        "data": {"name": "synthetic", "examples": 200, "features": 5, "classes": 3},
+        "partition": {"clients": 6, "alpha": 1.0},
+        "budget": {"uploads": 12},
+        "evaluation": {"every": 4},
+    },
+    "rows": [
+        {"label": "ASGD", "set": ["strategy.name=asgd"]},
+        {"label": "Buff", "set": ["strategy.name=fedbuff", "strategy.buffer=3"]},
+    ],
+    "columns": [{"label": "fast", "set": ["delays.mean=1"]}, {"label": "slow", "set": ["delays.mean=9"]}],
+    "paper": {"values": [[50, ""], [60.5, 61]]},
+    "tune": {"key": "strategy.lr", "grid": [0.1, 1.0], "column": "fast"},
+    "claims": [{"says": "buffers help", "kind": "better", "row": "Buff", "than": ["ASGD"]}],
+    "scale": {"smoke": {"says": "all of it.", "seeds": 2}},
+}  # fmt: skip
+
+
+def tiny(**changes: Any) -> Recipe:
+    return parse("tiny", TINY | changes)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
+    recipe = recipes.read(name)
+    document = reproduce(recipe, "smoke", tmp_path, jobs=1, report=quiet)
+    rows, columns = recipe.lines("smoke")
+    grids = report.budgets(recipe, report.grouped(recipe, "smoke", document))
+    assert grids
+    assert all(
+        set(grid) <= {(row.label, column.label) for row in rows for column in columns} for grid in grids.values()
+    )
+    assert report.text(recipe, "smoke", document)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_is_complete(name: str) -> None:
+    """All of its cells are valid experiments at every scale, and its claims speak of its own lines."""
+    recipe = recipes.read(name)
+    assert set(recipe.scales) <= {"smoke", "laptop", "paper"}
+    assert {"smoke", "paper"} <= set(recipe.scales)
+    for scale in recipe.scales:
+        rows, columns = recipe.lines(scale)
+        assert rows
+        assert columns
+        for row in rows:
+            for column in columns:
+                recipe.cell(scale, row, column, 1)
+    labels = {line.label for line in (*recipe.rows, *recipe.columns)}
+    for claim in recipe.claims:
+        named = [*claim.get("rows", []), *claim.get("columns", []), *claim.get("than", [])]
+        named += [claim[key] for key in ("row", "column", "to") if key in claim]
+        assert set(named) <= labels, claim["says"]
+
+
+def test_tuning_chooses_per_row_and_every_budget_is_read_off(tmp_path: Path) -> None:
+    lines: list[str] = []
+    document = reproduce(tiny(), "smoke", tmp_path, jobs=1, report=lines.append)
+    runs = document["runs"]
+    assert len(runs) == 2 * 2 + 2 * 2 * 2  # two values for two rows; rows x columns x seeds
+    chosen = {(run["row"], tuple(run["changes"])) for run in runs if run["seed"] < 1000}
+    assert len(chosen) == 2  # one value per row, the same in both columns
+    for run in runs:
+        assert run["result"]["uploads"] == 12
+        assert run["at"]["versions"] is not None
+        assert run["at"]["uploads"] is not None
+    unbuffered = next(run for run in runs if run["row"] == "ASGD")
+    four_uploads = unbuffered["curve"][1]  # four steps, without a buffer
+    assert unbuffered["at"]["versions"]["accuracy"] == pytest.approx(four_uploads[3], abs=1e-4)
+    assert lines[0] == "tuning: 0 of 4 there, 4 to do"
+
+
+def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
+    lines: list[str] = []
+    first = reproduce(tiny(), "smoke", tmp_path, seeds=1, jobs=1, report=quiet)
+    assert reproduce(tiny(), "smoke", tmp_path, seeds=1, jobs=1, report=lines.append) == first
+    assert lines == []
+    reproduce(tiny(), "smoke", tmp_path, seeds=2, jobs=1, report=lines.append)
+    assert lines[0] == "runs: 4 of 8 there, 4 to do"
+    changed = TINY["experiment"] | {"training": {"batch": 5}}
+    again = reproduce(tiny(experiment=changed), "smoke", tmp_path, seeds=1, jobs=1, report=lines.append)
+    assert len(again["runs"]) == 8  # other experiments: the old ones are gone
+    assert {run["key"] for run in again["runs"]}.isdisjoint({run["key"] for run in first["runs"]})
+
+
+def test_side_by_side_gives_the_same(tmp_path: Path) -> None:
+    one = reproduce(tiny(), "smoke", tmp_path / "one", seeds=1, jobs=1, report=quiet)
+    two = reproduce(tiny(), "smoke", tmp_path / "two", seeds=1, jobs=2, report=quiet)
+    for run in (*one["runs"], *two["runs"]):
+        run["result"].pop("wall_time")
+    assert one == two
+
+
+def test_a_killed_recipe_goes_on_cell_by_cell(tmp_path: Path) -> None:
+    name = recipes.names()[0]
+    command = [sys.executable, "-m", "aflock", "reproduce", name, "--scale", "smoke", "--jobs", "1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    file = tmp_path / "results" / f"{name}.smoke.json"
+    deadline = time.monotonic() + 60
+    while not file.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = {run["key"] for run in json.loads(file.read_text())["runs"]}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    after = json.loads(file.read_text())["runs"]
+    assert before <= {run["key"] for run in after}
+    assert not list(file.parent.glob(".*"))
+
+
+def test_the_page_shows_paper_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tiny(scale={"laptop": {"says": "less of it.", "seeds": 2}})
+    reproduce(recipe, "laptop", tmp_path / "results", jobs=1, report=quiet)
+    monkeypatch.setattr(report, "names", lambda: ["tiny"])
+    monkeypatch.setattr(report, "read", lambda name: recipe)
+    assert report.write(tmp_path / "results", tmp_path / "page.md") == ["tiny (laptop)"]
+    page = (tmp_path / "page.md").read_text()
+    assert "**server steps, as in the paper**" in page
+    assert "**equal uploads**" in page
+    assert "**equal virtual time**" in page
+    assert "[0.605]" in page
+    assert "buffers help" in page
+    assert "Chosen `strategy.lr`: ASGD:" in page
+    assert (tmp_path / "reproduction" / "tiny.laptop.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+GRID = {
+    ("A", "x"): [0.80, 0.82, 0.81],
+    ("B", "x"): [0.70, 0.71, 0.72],
+    ("A", "y"): [0.60, 0.70, 0.65],
+    ("B", "y"): [0.64, 0.66, 0.65],
+}
+
+
+@pytest.mark.parametrize(
+    ("claim", "outcome"),
+    [
+        ({"kind": "better", "row": "A", "than": ["B"], "columns": ["x"]}, "holds"),
+        ({"kind": "better", "row": "B", "than": ["A"], "columns": ["x"]}, "fails"),
+        ({"kind": "better", "row": "A", "than": ["B"]}, "open"),  # in y nobody can tell
+        ({"kind": "near", "column": "y", "to": "x", "within": 0.5}, "holds"),
+        ({"kind": "near", "column": "y", "to": "x", "within": 0.01}, "fails"),
+        ({"kind": "falling", "rows": ["A", "B"], "columns": ["x", "y"]}, "holds"),
+        ({"kind": "falling", "rows": ["B", "A"]}, "fails"),
+        ({"kind": "better", "row": "A", "than": ["C"]}, "open"),  # never run
+    ],
+)
+def test_claims(claim: dict[str, Any], outcome: str) -> None:
+    assert judge({"says": "so"} | claim, GRID).outcome == outcome
+
+
+def test_bad_recipes() -> None:
+    with pytest.raises(UnknownName, match="there is no recipe called"):
+        recipes.read("none")
+    with pytest.raises(InputError, match="is not complete"):
+        parse("x", {"recipe": {}})
+    with pytest.raises(InputError, match="has 2 x 2 cells, but other numbers"):
+        tiny(paper={"values": [[1, 2]]})
+    with pytest.raises(InputError, match="has no scale 'huge'; it has smoke"):
+        tiny().scale("huge")

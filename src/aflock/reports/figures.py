@@ -37,11 +37,8 @@ def panels_figure(
 
 def partition_figure(file: Path, counts: npt.NDArray[np.int64], title: str) -> None:
     """Who holds what: one column per client, one row per class, and the clients' sizes above."""
-    plt = _pyplot()
-    width = min(14.0, 4 + 0.08 * len(counts))
-    figure, (sizes, classes) = plt.subplots(
-        2, 1, figsize=(width, 5), sharex=True, height_ratios=(1, 3), layout="constrained"
-    )
+    figure = _figure(min(14.0, 4 + 0.08 * len(counts)), 5)
+    sizes, classes = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
     sizes.bar(np.arange(len(counts)), counts.sum(1), width=1.0, color="0.55")
     sizes.set_ylabel("examples")
     sizes.set_title(title, fontsize=11)
@@ -52,27 +49,23 @@ def partition_figure(file: Path, counts: npt.NDArray[np.int64], title: str) -> N
     classes.set_ylabel("class")
     figure.colorbar(picture, ax=classes, label="examples of the class", pad=0.01)
     figure.savefig(file, dpi=110, metadata={"Software": None})
-    plt.close(figure)
 
 
-def _pyplot() -> Any:
-    import matplotlib
+def _figure(width: float, height: float) -> Any:
+    """An empty figure; without pyplot, which is slow to import and remembers every figure it made."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _draw(
     file: Path, panels: Sequence[tuple[Mapping[str, Sequence[Curve]], str, str]], title: str, metric: str = "accuracy"
 ) -> None:
     """Per rule the mean over its runs, and the 95 % interval of that mean where there are several."""
-    plt = _pyplot()
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    size = (1 + 4.5 * columns, 0.4 + 3.8 * rows)
-    figure, grid = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure = _figure(1 + 4.5 * columns, 0.4 + 3.8 * rows)
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
     places = list(grid.flat)
     for place, (curves, axis, name) in zip(places, panels, strict=False):
         for k, (rule, runs) in enumerate(curves.items()):
@@ -89,7 +82,6 @@ def _draw(
     where.legend(handles, labels, fontsize=8, loc="lower right" if where.axison else "center", ncols=2)
     figure.suptitle(title, fontsize=11)
     figure.savefig(file, dpi=110, metadata={"Software": None})
-    plt.close(figure)
 
 
 def _plot(place: Any, rule: str, runs: Sequence[Curve], axis: str, metric: str, k: int) -> None:

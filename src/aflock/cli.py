@@ -64,6 +64,14 @@ def _add_lookups(commands: Any) -> None:
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
 
+    data = commands.add_parser("data", help="datasets: what is there, get one, what it looks like")
+    data.add_argument("what", choices=["list", "get", "info"], help="list all, get one, or say what is known of one")
+    data.add_argument("name", nargs="?", help="the dataset")
+    data.add_argument("--from", dest="mine", metavar="PATH", help="get: a file or folder you have already")
+    data.add_argument("--quiet", action="store_true", help="no progress")
+    data.add_argument("--json", action="store_true", help="print JSON")
+    data.set_defaults(run=_data)
+
     config = commands.add_parser("config", help="explain the experiment file, or check one")
     config.add_argument("file", nargs="?", help="print this file with every default filled in")
     config.add_argument("--explain", action="store_true", help="every key with its default, range and meaning")
@@ -180,6 +188,23 @@ def _list(options: argparse.Namespace) -> int:
         print(json.dumps(described, indent=2))
     else:
         print("\n\n".join(map(_entry_text, described)))
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from .data import commands
+
+    if options.what != "list" and options.name is None:
+        raise InputError(f"aflock data {options.what} needs the name of a dataset; `aflock data list` prints them")
+    if options.what == "list":
+        print(json.dumps(commands.listing(), indent=2) if options.json else commands.listing_text())
+        return 0
+    if options.what == "get":
+        got = commands.fetch(options.name, mine=options.mine, quiet=options.quiet or options.json)
+        print(json.dumps(got, indent=2) if options.json else commands.fetch_text(got))
+        return 0
+    known = commands.info(options.name)
+    print(json.dumps(known, indent=2) if options.json else commands.info_text(known))
     return 0
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aflock import data, rng
-from aflock.data import Dataset, registry
+from aflock.data import Dataset, Scale, registry
 from aflock.data.holdout import stratified
 from aflock.errors import AflockError, InputError, ParameterError, UnknownName, UnknownParameter
 from aflock.params import Params, whole
@@ -107,6 +107,92 @@ def test_what_a_dataset_refuses(changes: dict[str, Any], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+# -- examples that stay integers, and labels that are numbers ---------------------------------------------------------
+
+
+def test_pixels_stay_bytes_and_are_scaled_when_taken() -> None:
+    pixels = np.array([[0, 255], [51, 102], [255, 0], [10, 20]], np.uint8)
+    scale = Scale(np.array([0, 102], np.float32), np.array([1 / 255, 0.5], np.float32))
+    made = tiny(train_x=pixels, test_x=pixels[:2], scale=scale)
+    assert made.train_x.dtype == made.test_x.dtype == np.uint8
+    assert np.shares_memory(made.train_x, pixels)
+    taken = made.take(np.array([2, 0]))
+    assert taken.dtype == np.float32
+    assert taken.tolist() == [[1.0, -51.0], [0.0, 76.5]]
+    assert made.take(slice(1, 2)) == pytest.approx(np.array([[0.2, 0.0]]), abs=1e-7)
+    assert made.test_inputs.tolist() == made.take(slice(0, 2)).tolist()
+    assert made.test_inputs is made.test_inputs
+    with pytest.raises(ValueError, match="read-only"):
+        made.test_inputs[0] = 0
+
+
+def test_tokens_stay_the_integers_they_are() -> None:
+    tokens = np.array([[0, 9]] * 4, np.int32)
+    made = tiny(train_x=tokens, test_x=tokens[:2], vocabulary=np.int64(10))
+    assert made.vocabulary == 10
+    assert made.take(np.array([1])).dtype == np.int32
+    assert made.test_inputs is made.test_x
+
+
+def test_plain_examples_are_taken_as_they_are() -> None:
+    made = tiny()
+    assert made.take(np.array([3, 1])).tolist() == [[6, 7], [2, 3]]
+    assert made.test_inputs is made.test_x
+
+
+def test_numbers_to_predict() -> None:
+    made = tiny(train_y=np.array([0.5, 1.5, -2.0, 1e9]), test_y=np.array([1, 2]), classes=1, regression=True)
+    assert made.train_y.dtype == made.test_y.dtype == np.float32
+    assert made.train_y.tolist() == [0.5, 1.5, -2.0, 1e9]
+
+
+def test_keys_have_names() -> None:
+    assert tiny(keys=np.array([1, 0, 1, 1]), key_names=["a", "b"]).key_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocabulary": 3}, "tiny: train_x has dtype float32; expected integers"),
+        (
+            {"vocabulary": 7, "train_x": np.full((4, 2), 7)},
+            "tiny: train_x has the token 7; expected 0 to 6",
+        ),
+        (
+            {"vocabulary": 7, "train_x": np.full((4, 2), -1)},
+            "tiny: train_x has the token -1; expected 0 to 6",
+        ),
+        (
+            {"vocabulary": 7, "train_x": np.full(4, 1)},
+            "tiny: train_x has shape (4,); expected (examples, features, ...",
+        ),
+        ({"vocabulary": 0}, "tiny: vocabulary=0 is not valid; expected an integer of at least 1"),
+        (
+            {"vocabulary": 7, "scale": Scale(np.zeros(1, np.float32), np.ones(1, np.float32))},
+            "tiny: has both a vocabulary and a scale; expected tokens or pixels, not both",
+        ),
+        ({"regression": True}, "tiny: classes=3 of a regression is not valid; expected 1"),
+        (
+            {"regression": True, "classes": 1, "train_y": np.array([0, 1, np.nan, 2])},
+            "tiny: train_y has values that are not finite in float32",
+        ),
+        (
+            {"regression": True, "classes": 1, "train_y": np.zeros((4, 1))},
+            "tiny: train_y has shape (4, 1); expected one number per example",
+        ),
+        ({"key_names": ["a"]}, "tiny: key_names has 1 names; expected one for every key"),
+        (
+            {"key_names": ["a"], "keys": np.array([0, 0, 1, 0])},
+            "tiny: key_names has 1 names; expected one for every key",
+        ),
+    ],
+)
+def test_what_is_refused_of_them(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        tiny(**changes)
+    assert str(caught.value).startswith(said)
+
+
 # -- the examples kept for testing ------------------------------------------------------------------------------------
 
 
@@ -161,10 +247,20 @@ def test_a_seed_is_a_dataset(name: str, params: dict[str, Any]) -> None:
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(AflockError, match=r"the digits come with scikit-learn.*; pip install scikit-learn$") as caught:
         data.load("digits")
     assert "\n" not in str(caught.value)
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    from aflock.data.digits import _table
+
+    raw = load_digits()
+    assert np.array_equal(_table(), np.column_stack([raw.data, raw.target]))
 
 
 def test_nobody_waits_for_scikit_learn_who_does_not_need_it() -> None:

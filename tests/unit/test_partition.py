@@ -459,6 +459,19 @@ def test_no_keys_in_the_data(clients: int | None) -> None:
         partition.create("key", labelled([0, 1], 2), clients)
 
 
+@pytest.mark.parametrize("kind", ["classes", "dirichlet"])
+def test_numbers_are_no_classes(kind: str) -> None:
+    x, y = np.zeros((4, 1), np.float32), np.array([0.5, 1.0, 1.5, 2.0])
+    numbers = Dataset("toy", x, y, x, y, 1, keys=np.array([0, 0, 1, 1]), regression=True)
+    with pytest.raises(ParameterError, match=f"^{kind}: the labels of 'toy' are numbers, not classes; use iid or key$"):
+        partition.create(kind, numbers, 2)
+    assert partition.create("iid", numbers, 2).sizes.tolist() == [2, 2]
+    by_key = partition.create("key", numbers, None)
+    assert [part.tolist() for part in by_key.indices] == [[0, 1], [2, 3]]
+    with pytest.raises(InputError, match="labels has dtype float32; only classes can be counted"):
+        by_key.counts(numbers.train_y, 1)
+
+
 def test_wrong_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(UnknownName, match="no partition called 'dirichlt'; did you mean 'dirichlet'"):
         partition.create("dirichlt", TWELVE, 3)

@@ -4,14 +4,27 @@
     shares = partition.create("dirichlet", digits, clients=40, seed=1, alpha=0.1, min_size=10)
     print(shares.table(digits.train_y, digits.classes))
 
+What is not built in is fetched when it is first loaded (see `fetch`), kept in the folder AFLOCK_DATA and memory-mapped
+from then on.
+
 `names()` lists the datasets, `entries()` says what each is; `register` adds one's own. `partition` has the same four.
 """
 
 from __future__ import annotations
 
-from . import digits, partition, splits, synthetic  # noqa: F401  (importing a dataset or a split registers it)
-from .base import Dataset
+from . import (  # noqa: F401  (importing a dataset or a split registers it)
+    cifar,
+    digits,
+    mnist,
+    newsgroups,
+    partition,
+    shakespeare,
+    splits,
+    synthetic,
+    wind,
+)
+from .base import Dataset, Scale
 from .registry import Entry, entries, get, load, names, register
 from .shares import Partition
 
-__all__ = ["Dataset", "Entry", "Partition", "entries", "get", "load", "names", "partition", "register"]
+__all__ = ["Dataset", "Entry", "Partition", "Scale", "entries", "get", "load", "names", "partition", "register"]

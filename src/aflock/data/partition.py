@@ -44,6 +44,7 @@ class Entry:
     source: str
     description: str
     keyed: bool
+    by_class: bool
 
     def describe(self) -> dict[str, Any]:
         """JSON values for `aflock list partitions --json`."""
@@ -62,12 +63,12 @@ get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
 def register(
-    name: str, *, source: str, description: str, params: type[P], keyed: bool = False
+    name: str, *, source: str, description: str, params: type[P], keyed: bool = False, by_class: bool = False
 ) -> Callable[[Split[P]], Split[P]]:
-    """Decorator that makes a split known by name; a `keyed` one needs a dataset with keys."""
+    """Decorator that makes a split known by name; a `keyed` one needs data with keys, a `by_class` one classes."""
 
     def add(split: Split[P]) -> Split[P]:
-        _ENTRIES.add(name, Entry(name, split, params, source, description, keyed))
+        _ENTRIES.add(name, Entry(name, split, params, source, description, keyed, by_class))
         return split
 
     return add
@@ -86,6 +87,8 @@ def _clients(entry: Entry, dataset: Dataset, clients: int | None) -> int:
     examples = len(dataset.train_y)
     if entry.keyed and dataset.keys is None:
         raise ParameterError(f"{entry.name}: the dataset {dataset.name!r} has no keys; choose another partition for it")
+    if entry.by_class and dataset.regression:
+        raise ParameterError(f"{entry.name}: the labels of {dataset.name!r} are numbers, not classes; use iid or key")
     if clients is None:
         if dataset.keys is None or not entry.keyed:
             raise ParameterError(f"{entry.name}: clients=None is not valid; expected a number of clients")

@@ -17,6 +17,7 @@ from ..params import Params
 from ..registry import Registry
 from .base import Dataset
 from .checks import integer
+from .fetch import Supply
 
 P = TypeVar("P", bound=Params)
 
@@ -33,6 +34,8 @@ class Entry:
     params: type[Params]
     source: str
     description: str
+    supplies: tuple[Supply, ...] = ()
+    """What must be fetched for it: the first for its default parameters; none if it is made here."""
 
     def describe(self) -> dict[str, Any]:
         """JSON values for `aflock list datasets --json`."""
@@ -49,11 +52,13 @@ _ENTRIES: Registry[Entry] = Registry("dataset")
 get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
-def register(name: str, *, source: str, description: str, params: type[P]) -> Callable[[Loader[P]], Loader[P]]:
+def register(
+    name: str, *, source: str, description: str, params: type[P], supplies: tuple[Supply, ...] = ()
+) -> Callable[[Loader[P]], Loader[P]]:
     """Decorator that makes a loader known by name."""
 
     def add(loader: Loader[P]) -> Loader[P]:
-        _ENTRIES.add(name, Entry(name, loader, params, source, description))
+        _ENTRIES.add(name, Entry(name, loader, params, source, description, supplies))
         return loader
 
     return add

@@ -43,6 +43,8 @@ class Partition:
         sizes = self.sizes
         if labels.shape != (sizes.sum(),):
             raise InputError(f"labels has shape {labels.shape}; expected one for each of the {sizes.sum()} examples")
+        if labels.dtype.kind not in "iu":
+            raise InputError(f"labels has dtype {labels.dtype}; only classes can be counted")
         check_labels(labels, classes, "labels")
         cells = np.repeat(np.arange(len(sizes)), sizes) * classes + labels[np.concatenate(self.indices)]
         return np.bincount(cells, minlength=len(sizes) * classes).reshape(-1, classes)

@@ -88,7 +88,7 @@ def lstm(dataset: DatasetLike, p: LstmParams) -> Model:
     shape = dataset.train_x.shape[1:]
     if len(shape) != 1:
         raise InputError(f"an example has the shape {shape}; lstm expects a row of tokens")
-    vocabulary: int = getattr(dataset, "vocabulary", dataset.classes)
+    vocabulary: int = getattr(dataset, "vocabulary", None) or dataset.classes
     model: Model = _with_torch("lstm").text(shape[0], vocabulary, dataset.classes, p.embedding, p.units, p.layers)
     return model
 

@@ -40,6 +40,7 @@ class ClassesParams(Params):
     source="H. Yang et al., Anarchic Federated Learning, ICML 2022",
     description="each client holds examples of exactly p classes; sizes as equal as that allows",
     params=ClassesParams,
+    by_class=True,
 )
 def classes(dataset: Dataset, clients: int, params: ClassesParams, draws: np.random.Generator) -> Integers:
     """The client of each example."""

@@ -43,6 +43,7 @@ class DirichletParams(Params):
     source="M. Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019",
     description="each class divided over the clients in proportions drawn from Dir(alpha)",
     params=DirichletParams,
+    by_class=True,
 )
 def dirichlet(dataset: Dataset, clients: int, params: DirichletParams, draws: np.random.Generator) -> Integers:
     """The client of each example."""

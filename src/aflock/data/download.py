@@ -1,0 +1,93 @@
+"""One file from the web: resumed where it was cut off, and given its name only when its checksum is right.
+
+What has come so far is kept in NAME.part, across errors, kills and reboots. An attempt that brought something is
+followed by another one; one that brought nothing is the last. So a connection that is cut again and again still ends
+with the whole file, and a dead one ends at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from ..errors import AflockError
+from .meter import Meter
+
+SECONDS = 30.0
+"""How long a server may be silent."""
+
+_BLOCK = 1 << 18
+_REST_OF_FILE, _NOTHING_LEFT = 206, 416
+
+
+class NoAnswer(AflockError):
+    """A source did not give the data; the message says why."""
+
+
+def download(url: str, target: Path, sha256: str, meter: Meter) -> None:
+    """Brings the file at `url` to `target`."""
+    part = target.with_name(f"{target.name}.part")
+    resumed = _size(part) > 0
+    _complete(url, part, target.name, meter)
+    if resumed and checksum(part) != sha256:  # its beginning may have been of another file
+        part.unlink()
+        _complete(url, part, target.name, meter)
+    check(part, sha256)
+    os.replace(part, target)
+
+
+def check(file: Path, sha256: str) -> None:
+    """Removes the file and raises unless its checksum is the one expected."""
+    found = checksum(file)
+    if found != sha256:
+        file.unlink()
+        raise NoAnswer(f"{file.name.removesuffix('.part')} has the sha256 {found[:12]}..., expected {sha256[:12]}...")
+
+
+def checksum(file: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _complete(url: str, part: Path, name: str, meter: Meter) -> None:
+    """Attempts until the server has sent all it wanted to."""
+    while True:
+        before = _size(part)
+        try:
+            return _append(url, part, name, meter)
+        except urllib.error.HTTPError as error:
+            if error.code == _NOTHING_LEFT and before:
+                return None
+            raise NoAnswer(f"HTTP {error.code} {error.reason}") from error
+        except (OSError, http.client.HTTPException) as error:
+            if _size(part) <= before:
+                reason = error.reason if isinstance(error, urllib.error.URLError) else error
+                raise NoAnswer(str(reason) or type(reason).__name__) from error
+
+
+def _append(url: str, part: Path, name: str, meter: Meter) -> None:
+    """One attempt: what is missing of the file, or all of it from a server that cannot give a part."""
+    have = _size(part)
+    wanted = {"Range": f"bytes={have}-"} if have else {}
+    request = urllib.request.Request(url, headers={"User-Agent": "aflock", **wanted})
+    with urllib.request.urlopen(request, timeout=SECONDS) as answer, part.open("ab", buffering=0) as file:
+        if answer.status != _REST_OF_FILE:
+            file.truncate(have := 0)
+        length = answer.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        with meter.watch(name, have, total) as advance:
+            while block := answer.read1(_BLOCK):  # what is there, however little: nothing that came is lost
+                file.write(block)
+                advance(len(block))
+        os.fsync(file.fileno())
+        if total is not None and file.tell() < total:
+            raise ConnectionError(f"cut off after {file.tell()} of {total} bytes")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0

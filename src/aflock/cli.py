@@ -213,6 +213,8 @@ def _run(options: argparse.Namespace) -> int:
     from .progress import Progress
     from .sim.experiment import Experiment
 
+    if options.resume and options.out:
+        raise InputError("--out and --resume do not go together; a resumed run stays in its folder")
     resumed = Path(options.resume) if options.resume else None
     changes = options.set or (runs.changes_of(resumed) if resumed else [])
     experiment = Experiment.read(options.file, changes)
@@ -236,31 +238,46 @@ def _free_folder(file: str, experiment: Any) -> Path:
 
 def _compare(options: argparse.Namespace) -> int:
     from . import runs
+    from .files import to_json, write_whole
     from .progress import Progress
-    from .recorder import write_whole
     from .reports import figures, tables
     from .sim.experiment import Experiment
+    from .sim.simulation import Simulation
 
     experiment = Experiment.read(options.file, options.set)
-    names = [name for name in options.strategies.split(",") if name]
+    names = _rules(options.strategies)
     folder = Path(options.out) if options.out else None
     if folder is not None and folder.exists():
         raise InputError(f"{folder} exists already; choose another --out")
     for name in names:
-        experiment.variant(name, 0)
+        Simulation(experiment.variant(name, 0))  # what cannot run says so before anything is run
+    if folder is not None:
+        folder.mkdir(parents=True)
     with Progress(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds) as progress:
         watch, workers = progress.update_named, options.workers
         found = runs.compare(experiment, names, options.seeds, watch=watch, workers=workers)
     described = runs.describe(found)
     table = tables.comparison(described)
     if folder is not None:
-        folder.mkdir(parents=True)
-        write_whole(folder / "comparison.json", json.dumps(described, indent=1) + "\n")
+        write_whole(folder / "comparison.json", to_json(described, 1) + "\n")
         write_whole(folder / "comparison.txt", table + "\n")
         curves = {name: [run["curve"] for run in listed] for name, listed in described.items()}
         figures.accuracy_figure(folder / "comparison.png", curves, _title(options), list(figures.AXES))
-    print(json.dumps(described) if options.json else table)
+    print(to_json(described) if options.json else table)
     return 0
+
+
+def _rules(text: str) -> list[str]:
+    """Rules apart by commas, each with parameters of its own: "ace,fedbuff:buffer=5,lr=0.5,asgd"."""
+    rules: list[str] = []
+    for part in filter(None, text.split(",")):
+        if rules and "=" in part and ":" not in part:
+            rules[-1] += f",{part}"
+        else:
+            rules.append(part)
+    if not rules or len(set(rules)) < len(rules):
+        raise InputError(f"--strategies {text!r} names {'a rule twice' if rules else 'no rule'}")
+    return rules
 
 
 def _title(options: argparse.Namespace) -> str:
@@ -288,6 +305,8 @@ def _replay(options: argparse.Namespace) -> int:
     from .sim.simulation import Simulation
 
     trace = Path(options.trace)
+    if not trace.is_file():
+        raise InputError(f"{trace} does not exist; expected the trace.jsonl of a run")
     experiment = Experiment.read(trace.with_name("config.toml"))
     simulation = Simulation(experiment.variant(options.strategy, 0) if options.strategy else experiment)
     skipped = replay.replay(simulation, replay.read(trace))
@@ -297,8 +316,10 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _print_result(described: dict[str, Any], as_json: bool) -> None:
+    from .files import to_json
+
     if as_json:
-        print(json.dumps(described, indent=2))
+        print(to_json(described, 2))
     else:
         print("\n".join(f"{name:<22}{value}" for name, value in described.items()))
 
@@ -339,8 +360,8 @@ _ENDS = {
 
 def _demo(options: argparse.Namespace) -> int:
     from . import demo
+    from .files import write_whole
     from .progress import Progress
-    from .recorder import write_whole
     from .sim.experiment import Experiment
 
     uploads = options.uploads or demo.UPLOADS

@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 
 from . import selection as policies
 from .errors import (
@@ -89,6 +90,10 @@ class Coordinator:
         """Everyone registered, those on their way in included."""
         return self.strategy.clients | set(self._at.joining)
 
+    def knows(self, client: object) -> bool:
+        """Whether the client is registered, or on its way in."""
+        return client in self.strategy.clients or client in self._at.joining
+
     @property
     def working(self) -> dict[int, Ticket]:
         """The open jobs, oldest first."""
@@ -102,9 +107,9 @@ class Coordinator:
         """Whether the client has an open job."""
         return client in self._at.open
 
-    def is_away(self, client: int) -> bool:
-        """Whether the client has said that it is away."""
-        return client in self._at.away
+    def is_idle(self, client: int) -> bool:
+        """Whether the client could be given a job now."""
+        return client in self._at.idle
 
     @property
     def idle(self) -> int:
@@ -215,9 +220,9 @@ class Coordinator:
         """Jobs for those who owe a first gradient, as far as there are slots."""
         self._check_time(now)
         at, jobs = self._at, []
-        for client in [c for c in at.first if c not in at.away]:
-            if self._slots() < 1:
-                break
+        owing = (client for client in at.first if client not in at.away)
+        free = min(self._slots(), len(at.first))
+        for client in list(islice(owing, max(0, int(free)))):
             jobs.append(self._hand_out(client, now))
         return jobs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from types import TracebackType
@@ -19,8 +20,9 @@ class Progress:
 
     def __init__(self, experiment: Experiment, *, quiet: bool, runs: int = 1) -> None:
         budget = experiment.section("budget")
-        limits = {"uploads": budget.uploads, "versions": budget.versions, "time": budget.time}
-        self._unit, self._limit = next((unit, limit) for unit, limit in limits.items() if limit is not None)
+        limits: dict[str, float | None] = {"uploads": budget.uploads, "versions": budget.versions, "time": budget.time}
+        given = ((unit, limit) for unit, limit in limits.items() if limit is not None)
+        self._unit, self._limit = next(given, ("uploads", math.inf))  # without any the run will be refused
         self._runs = runs
         self._done = 0
         self._current: tuple[str, int] | None = None

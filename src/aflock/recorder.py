@@ -28,8 +28,9 @@ from typing import IO, Any, Self
 import numpy as np
 
 from . import state
-from .errors import AflockError, StateError
+from .errors import AflockError, InputError, StateError
 from .events import Event
+from .files import locked, to_json, write_whole
 from .reports.board import Board
 from .reports.figures import accuracy_figure, partition_figure
 from .sim.experiment import Experiment
@@ -57,6 +58,7 @@ class Recorder:
         self._due = False
         self._board = Board(folder / "tensorboard") if tensorboard else None
         self._files: dict[str, IO[str]] = {}
+        self._lock: IO[str] | None = None
         self.simulation = Simulation(
             experiment,
             on_event=self._on_event,
@@ -70,30 +72,48 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.simulation.close()
+        if self._lock is not None:
+            self._lock.close()
         if self._board is not None:
             self._board.close()
 
     # -- beginning, going on, ending --------------------------------------------------------------------------------
 
+    def _take(self) -> None:
+        """One process at a time writes into a folder: this one, from now on."""
+        self._lock = open(self.folder / "config.toml", encoding="utf-8")  # noqa: SIM115  # closed with the recorder
+        if not locked(self._lock.fileno()):
+            raise InputError(f"{self.folder} is being written by another process; wait until it has ended")
+
     def create(self) -> None:
         """Makes the folder; one that cannot be begun is not left behind."""
         text = self.simulation.experiment.text()
-        self.folder.mkdir(parents=True)
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise InputError(f"{self.folder} exists already; another run may just have made it") from None
         try:
             write_whole(self.folder / "config.toml", _header(self.simulation.experiment) + text)
         except OSError:
             self.folder.rmdir()
             raise
+        self._take()
 
     def load(self) -> None:
         """Back to the last checkpoint, or to the start if there is none."""
+        self._take()
         file, lengths = self.folder / "checkpoint.safetensors", {"metrics": 0, "trace": 0}
         if file.is_file():
             saved = state.load(file)
             if "lengths" not in saved:
                 raise StateError(f"{file} is not the checkpoint of a run")
             lengths = saved["lengths"]
-            self.simulation.load_state_dict(saved["simulation"])
+            try:
+                self.simulation.load_state_dict(saved["simulation"])
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                if isinstance(error, StateError):
+                    raise
+                raise StateError(f"{file} is damaged ({error!r}); remove it to begin again") from None
             self._saved_at = self.simulation.strategy.version
         for leftover in self.folder.glob(".*.*"):  # half-written by a process that was killed
             leftover.unlink()
@@ -155,7 +175,7 @@ class Recorder:
 
     def _on_measurement(self, measurement: Measurement) -> None:
         described = asdict(measurement)
-        self._files["metrics"].write(json.dumps(described) + "\n")
+        self._files["metrics"].write(to_json(described) + "\n")
         self._files["metrics"].flush()
         if self._board is not None:
             self._board.add(measurement.uploads, described)
@@ -184,7 +204,7 @@ class Recorder:
             self.folder / "accuracy.png", {result.strategy: [curve]}, f"{result.strategy}", ("uploads", "time")
         )
         write_partition(simulation.dataset, simulation.partition, self.folder)
-        write_whole(self.folder / "result.json", json.dumps(asdict(result), indent=2) + "\n")
+        write_whole(self.folder / "result.json", to_json(asdict(result), 2) + "\n")
         (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
         return result
 
@@ -202,17 +222,6 @@ def write_partition(dataset: Any, partition: Any, folder: Path) -> str:
     counts = partition.counts(dataset.train_y, dataset.classes)
     partition_figure(folder / "partition.png", counts, f"{dataset.name}: {len(counts)} clients")
     return table
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Writes a file that is there whole or not at all."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _whole_lines(path: Path) -> int:

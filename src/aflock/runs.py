@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,6 +119,8 @@ def compare(
             with Simulation(variant, on_upload=on_upload, workers=workers) as simulation:
                 simulation.run()
                 found.setdefault(name, []).append((simulation.result(), simulation.measurements))
+            del simulation
+            gc.collect()  # its parts refer to each other, and the next run needs the room
     return found
 
 

@@ -81,6 +81,8 @@ class LocalRule(ABC):
     """The names of what a client must keep between jobs."""
     extras: ClassVar[tuple[str, ...]] = ()
     """The extra vectors a job must carry."""
+    gives: ClassVar[tuple[str, ...]] = ALL
+    """The vectors it can send."""
     averages: ClassVar[bool] = False
     """Whether the rule itself uses the mean of a job's gradients."""
     follows: bool = False

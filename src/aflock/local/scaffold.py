@@ -40,6 +40,7 @@ class Scaffold(LocalRule):
 
     p: ScaffoldParams
     remembers = ("control",)
+    gives = (*LocalRule.gives, "control")
     extras = ("control",)
 
     @property

@@ -11,7 +11,7 @@ needs it is created, not before; any nn.Module becomes a model through `aflock.m
 from __future__ import annotations
 
 from ..params import Params
-from . import logistic, mlp, torch_models  # noqa: F401  (importing a model registers it)
+from . import logistic, mlp, quadratic, torch_models  # noqa: F401  (importing a model registers it)
 from .base import DatasetLike, Evaluation, Model
 from .registry import Entry, create, entries, get, names, register
 

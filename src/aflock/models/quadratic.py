@@ -2,17 +2,23 @@
 
 F_i(x) = 1/2 * sum_k h_ik * (x_k - b_ik)^2,    F(x) = (1/n) sum_i F_i(x)
 grad F_i(x) = h_i * (x - b_i) + noise,         x* = sum_i h_i*b_i / sum_i h_i
+
+As a model of data, `quadratic` is F(w; batch) = 1/2 * mean of |w - x_j|^2: its optimum is the mean of all examples.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import rng
+from .. import kernels, rng
+from ..params import Params
 from ..types import Vector
+from .base import Batch, DatasetLike, Evaluation, Labels, Model, check_examples, check_out, check_vector, features
+from .registry import register
 
 
 @dataclass(frozen=True)
@@ -44,3 +50,45 @@ class Quadratics:
             exact += self.noise * draws.standard_normal(exact.size)
         gradient: Vector = exact.astype(np.float32)
         return gradient
+
+
+class Quadratic(Model):
+    """Half the mean squared distance to the examples; there is nothing to classify, so accuracy is not a number."""
+
+    def __init__(self, features: int) -> None:
+        self.length = features
+
+    def init(self, draws: np.random.Generator) -> Vector:
+        """Zero."""
+        return kernels.zeros(self.length, np.float32)
+
+    def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+        """w minus the mean of the batch."""
+        check_out(out, self.length)
+        check_vector("w", w, self.length)
+        check_examples(x, y, self.length)
+        rows = x.reshape(len(x), self.length)
+        np.subtract(w, rows.mean(axis=0), out=out)
+        return self._loss(w, rows)
+
+    def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:
+        """Half the mean squared distance."""
+        check_vector("w", w, self.length)
+        check_examples(x, y, self.length)
+        return Evaluation(self._loss(w, x.reshape(len(x), self.length)), math.nan)
+
+    def _loss(self, w: Vector, rows: Batch) -> float:
+        return float(0.5 * np.square(rows - w, dtype=np.float64).sum(axis=1).mean())
+
+
+@dataclass(frozen=True)
+class QuadraticParams(Params):
+    """quadratic has no hyper-parameters."""
+
+
+@register(
+    "quadratic", description="half the squared distance to the examples: its optimum is known", params=QuadraticParams
+)
+def build(dataset: DatasetLike, p: QuadraticParams) -> Quadratic:
+    """For the examples of a dataset."""
+    return Quadratic(features(dataset))

@@ -116,7 +116,7 @@ class TorchModule(Model):
         self._parameters = list(trained.values())
         self._trained = sum(p.numel() for p in self._parameters)
         self._move_in([*self._parameters, *averaged.values()])
-        self.buffers = sum(buffer.tensor.numel() for buffer in self._kept) if buffers == "local" else 0
+        self.buffers = sum(buffer.tensor.numel() for buffer in self._kept)
 
     def _move_in(self, tensors: list[Tensor]) -> None:
         """Makes the tensors views of `weights`, at the values they have."""

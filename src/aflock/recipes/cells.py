@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,9 +19,11 @@ POINTS = 40
 
 def run(document: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
     """One run, and the last measurement within each of the limits; a run that does not get there has none."""
-    simulation = Simulation(Experiment.build(document))
-    simulation.run()
-    result, curve = simulation.result(), simulation.measurements
+    with Simulation(Experiment.build(document)) as simulation:
+        simulation.run()
+        result, curve = simulation.result(), simulation.measurements
+    del simulation
+    gc.collect()  # its parts refer to each other, and the next run needs the room
     return {
         "at": {axis: _within(curve, axis, limit) for axis, limit in limits.items()},
         "result": asdict(result),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..recorder import write_whole
+from ..files import write_whole
 from ..reports.figures import panels_figure
 from ..reports.tables import half_interval
 from .cells import TUNING_SEED

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import threads
-from ..recorder import write_whole
+from ..files import to_json, write_whole
 from . import cells
 from .recipe import Line, Recipe
 
@@ -66,7 +66,7 @@ class Store:
     def _write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         ordered = sorted(self.runs.values(), key=lambda run: (run["row"], run["column"], run["seed"], run["key"]))
-        lines = ",\n".join(json.dumps(run) for run in ordered)
+        lines = ",\n".join(to_json(run) for run in ordered)
         text = json.dumps(self._head)[:-1] + ', "runs": [\n' + lines + "\n]}\n"
         write_whole(self.file, text)
 
@@ -127,7 +127,8 @@ def _best(recipe: Recipe, store: Store, tuning: list[Work], row: Line, column: L
 
     def score(work: Work) -> float:
         run = store.runs[work.key]
-        return float((run["at"].get(recipe.counts) or run["result"])["accuracy"])
+        found = run["at"].get(recipe.counts) or run["result"]
+        return -float(found["loss"]) if recipe.metric == "loss" else float(found["accuracy"])
 
     return max(tried, key=score).changes
 
@@ -140,9 +141,9 @@ def _run_missing(store: Store, works: list[Work], jobs: int, report: Report, wha
     report(f"{what}: {done} of {len(works)} there, {len(missing)} to do")
     for count, (work, found) in enumerate(_results(missing, jobs), done + 1):
         store.add(work, found)
-        accuracy, changes = found["result"]["accuracy"], " ".join(work.changes)
+        result, changes = found["result"], " ".join(work.changes)
         where = f"{work.row.label} | {work.column.label} | seed {work.seed} {changes}".strip()
-        report(f"{what} {count}/{len(works)}  {where}: {accuracy:.4f}")
+        report(f"{what} {count}/{len(works)}  {where}: accuracy {result['accuracy']:.4f}, loss {result['loss']:.4f}")
 
 
 def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:

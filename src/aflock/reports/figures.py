@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..files import write_whole
 from .tables import half_interval
 
 Curve = Sequence[Mapping[str, Any]]
@@ -48,7 +50,13 @@ def partition_figure(file: Path, counts: npt.NDArray[np.int64], title: str) -> N
     classes.set_xlabel("client")
     classes.set_ylabel("class")
     figure.colorbar(picture, ax=classes, label="examples of the class", pad=0.01)
-    figure.savefig(file, dpi=110, metadata={"Software": None})
+    _save(figure, file)
+
+
+def _save(figure: Any, file: Path) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+    write_whole(file, picture.getvalue())
 
 
 def _figure(width: float, height: float) -> Any:
@@ -81,7 +89,7 @@ def _draw(
     handles, labels = places[0].get_legend_handles_labels()
     where.legend(handles, labels, fontsize=8, loc="lower right" if where.axison else "center", ncols=2)
     figure.suptitle(title, fontsize=11)
-    figure.savefig(file, dpi=110, metadata={"Software": None})
+    _save(figure, file)
 
 
 def _plot(place: Any, rule: str, runs: Sequence[Curve], axis: str, metric: str, k: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..coordinator import Coordinator
-from ..errors import AflockError
+from ..errors import AflockError, VectorError
 from ..local import Memory
 from ..types import Job, Receipt, Update
 from .clock import Clock
@@ -85,6 +85,17 @@ class Item(NamedTuple):
     number: int = 0
 
 
+_TICK_ORDER = {"job": 1, "lease": 2}
+"""Within a tick: comings and goings, then arrivals, then what has not arrived by its end."""
+
+PATIENCE = 100
+"""Things that may happen per client without a single arrival before a run counts as stalled."""
+
+
+class Diverged(AflockError):
+    """Training has left the numbers: an update is infinite or not a number."""
+
+
 class Engine:
     """One run in virtual time, in the protocols `events` and `ticks`."""
 
@@ -112,13 +123,15 @@ class Engine:
         self.orders: dict[int, Order] = {}
         self.delays: dict[int, int] = {}
         self._on_upload = on_upload
+        self._fruitless = 0
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> None:
         """Puts all comings and goings on the clock that are known beforehand."""
         for change in self.fleet.planned():
-            self.clock.at(change.time, Item(change.kind, change.client))
+            at = float(math.floor(change.time)) if self.ticks else change.time
+            self.clock.at(at, Item(change.kind, change.client))
         if self.fleet.p.on is not None:
             for client in self.fleet.initial():
                 self._expect_leave(client, 0)
@@ -162,15 +175,18 @@ class Engine:
         items = []
         while self.clock.heap and self.clock.upcoming == due:
             items.append(self.clock.next())
-        for item in sorted(items, key=lambda item: (item.kind == "job", item.client)):
+        for item in sorted(items, key=lambda item: (_TICK_ORDER.get(item.kind, 0), item.client)):
             if not self.finished:
                 self.deliver(item)
 
     def _why_stalled(self) -> str:
-        waiting = len(self.coordinator.working)
+        waiting, there = len(self.coordinator.working), len(self.coordinator.clients)
+        if not there:
+            return f"at time {self.clock.now:g} no client is left; lower fleet.dropout_share or let it come later"
         return (
-            f"at time {self.clock.now:g} nothing is under way: {waiting} jobs never return and no idle client may be "
-            "given another; set fleet.lease, raise concurrency, or lower fleet.silent_share"
+            f"at time {self.clock.now:g} nothing comes back: {waiting} of {there} clients have jobs that never return, "
+            "or whose lease ends before they do; lengthen or set fleet.lease, raise concurrency, or lower "
+            "fleet.silent_share"
         )
 
     # -- what can happen --------------------------------------------------------------------------------------------
@@ -207,7 +223,11 @@ class Engine:
         """Lets it happen now."""
         if type(item) is Order:
             self._on_job(item)
-        elif item.kind != "job":  # "job" is one that was dropped before the run was saved
+            return
+        self._fruitless += 1
+        if self._fruitless > PATIENCE * (self.fleet.clients + 100):
+            raise Stalled(self._why_stalled())
+        if item.kind != "job":  # "job" is one that was dropped before the run was saved
             getattr(self, f"_on_{item.kind}")(item)
 
     def withdraw(self, client: int) -> None:
@@ -223,8 +243,15 @@ class Engine:
             return
         done = self.executor.result(order)
         update = Update(client, job.version, done.vectors, done.steps, self.workshop.examples(client), job.id)
-        receipt = self.coordinator.push(update, self.clock.now)
+        try:
+            receipt = self.coordinator.push(update, self.clock.now)
+        except VectorError as error:
+            raise Diverged(
+                f"training diverges: at version {self.coordinator.strategy.version} the update of client {client} is "
+                f"of no use ({error}); lower local.eta_l or strategy.lr"
+            ) from None
         del self.orders[client]
+        self._fruitless = 0
         if done.memory:
             done.keep(order.memory, receipt)
         self.delays[client] = receipt.staleness
@@ -243,7 +270,7 @@ class Engine:
             self.coordinator.drop(item.client, self.clock.now, "lease ran out")
 
     def _on_leave(self, item: Item) -> None:
-        if item.client in self.coordinator.clients:
+        if self.coordinator.knows(item.client):
             self.withdraw(item.client)
             self.coordinator.leave(item.client, self.clock.now)
 
@@ -256,17 +283,17 @@ class Engine:
         """A stretch of presence begins: puts its end on the clock; one of no length has ended before any job."""
         turn, item = self.fleet.turn(client, count), Item("away", client, count)
         if turn > 0:
-            self.clock.at(self.clock.now + turn, item)
+            self.clock.at(self.clock.now + self._whole(turn), item)
         else:
             self.deliver(item)
 
     def _on_away(self, item: Item) -> None:
-        if item.client in self.coordinator.clients:
+        if self.coordinator.knows(item.client):
             self.coordinator.suspend(item.client, self.clock.now)
-            turn = self.fleet.turn(item.client, item.number + 1)
+            turn = self._whole(self.fleet.turn(item.client, item.number + 1))
             self.clock.at(self.clock.now + turn, Item("back", item.client, item.number + 1))
 
     def _on_back(self, item: Item) -> None:
-        if item.client in self.coordinator.clients:
+        if self.coordinator.knows(item.client):
             self.coordinator.resume(item.client, self.clock.now)
             self._expect_leave(item.client, item.number + 1)

@@ -185,8 +185,9 @@ class Experiment:
         """From nested dictionaries."""
         merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()}
         changes = tuple(changes)
+        set_by_hand: set[tuple[str, str]] = set()
         for change in changes:
-            _apply(merged, change)
+            _apply(merged, change, set_by_hand)
         known = [*NAMED, *FIXED]
         for key, value in merged.items():
             if key not in known:
@@ -240,10 +241,13 @@ def explain() -> str:
     lines = []
     for key, registered in NAMED.items():
         lines += [f"[{key}]", f"    {registered.meaning}", f"    name = {_toml(registered.default)}"]
-        lines.append(f"        one of {', '.join(registered.names())}; its parameters, for the default:")
+        lines.append(f"        one of {', '.join(registered.names())}")
         if key == "partition":
             lines.append(f'    clients = {CLIENTS}    how many clients there are (with name = "key": one per key)')
-        lines += [*_explained(registered.params(registered.default)), ""]
+        for name in registered.names():
+            keys = _explained(registered.params(name))
+            lines += [f"  with name = {_toml(name)}:", *keys] if keys else []
+        lines.append("")
     for key, (params, meaning) in FIXED.items():
         lines += [f"[{key}]", f"    {meaning}", *_explained(params), ""]
     return "\n".join(lines)
@@ -263,6 +267,11 @@ def _named(key: str, given: Mapping[str, Any]) -> Named:
     base = str(name).split("+")[0]
     if base not in registered.names():
         raise ConfigError(_nearest(f"[{key}] name = {name!r} is not known", base, registered.names()))
+    known = _parameters(key, base)
+    for unknown in rest:
+        if unknown not in known:
+            shared = ["name", "clients"] if key == "partition" else ["name"]
+            raise ConfigError(_nearest(f"[{key}] {name} has no parameter {unknown!r}", unknown, [*known, *shared]))
     params = _checked(registered.params(base), f"[{key}] {name}", rest)
     return Named(str(name), asdict(params))
 
@@ -278,7 +287,8 @@ def _checked(params: type[Params], owner: str, given: Mapping[str, Any]) -> Para
         raise ConfigError(str(error)) from None
 
 
-def _apply(document: dict[str, Any], change: str) -> None:
+def _apply(document: dict[str, Any], change: str, set_by_hand: set[tuple[str, str]]) -> None:
+    """Makes one change. A new name drops the parameters of the old one, those set by hand before if it has no such."""
     path, equals, text = change.partition("=")
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and key):
@@ -290,8 +300,18 @@ def _apply(document: dict[str, Any], change: str) -> None:
     if not isinstance(document.setdefault(section, {}), dict):
         raise ConfigError(f"{section} is a value; expected a section [{section}] with keys")
     if key == "name" and document[section].get("name") != value:
-        document[section] = {k: v for k, v in document[section].items() if k == "clients"}
+        kept = {"clients"} | {k for k in _parameters(section, value) if (section, k) in set_by_hand}
+        document[section] = {k: v for k, v in document[section].items() if k in kept}
     document[section][key] = value
+    set_by_hand.add((section, key))
+
+
+def _parameters(section: str, name: Any) -> list[str]:
+    """The parameters of what is registered under that name, if anything is."""
+    base = str(name).split("+")[0]
+    if section not in NAMED or base not in NAMED[section].names():
+        return []
+    return [item["name"] for item in NAMED[section].params(base).describe()]
 
 
 def _nearest(what: str, name: str, known: list[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .. import data, local, models, strategies
 from ..data import Dataset, Partition, partition
+from ..errors import ParameterError
 from ..models.base import Model
 from ..strategies.base import Strategy
 from . import delays
@@ -68,11 +69,14 @@ def _workshop(
         "dynamic": local.Dynamic,
         "epochs": local.Epochs,
     }
+    rule = _local_rule(experiment, strategy)
+    _check_halves(rule, strategy)
+    _check_rate(model, rule)
     return Workshop(
         dataset,
         shares,
         model,
-        _local_rule(experiment, strategy),
+        rule,
         kinds[training.kind](training.steps),
         training.batch,
         experiment.section("seeds").training,
@@ -87,3 +91,22 @@ def _local_rule(experiment: Experiment, strategy: Strategy) -> local.LocalRule:
         return local.create(section.name, **section.params)
     name, shared = strategy.client_half
     return local.create(name, **section.params, **shared)
+
+
+def _check_halves(rule: local.LocalRule, strategy: Strategy) -> None:
+    """The client's rule must give what the server's needs, and the other way round."""
+    fitting, _ = strategy.client_half
+    missing = [name for name in strategy.needs if name not in rule.gives]
+    if missing or (rule.extras and rule.name != fitting):
+        what = f"sends no {missing[0]!r}" if missing else f"needs the job to carry {rule.extras[0]!r}"
+        raise ParameterError(f"[local] {rule.name} does not go with {strategy.name}: it {what}; leave [local] name out")
+
+
+def _check_rate(model: Model, rule: local.LocalRule) -> None:
+    """Buffers that travel as gradients arrive as they are only by plain steps of the length they were made for."""
+    rate = getattr(model, "rate", None)
+    if rate is not None and not (rule.follows and rule.eta_l == rate):
+        raise ParameterError(
+            f"[model] rate = {rate} with buffers 'average' needs [local] name = 'sgd' with eta_l = {rate} and nothing "
+            f"added; it has {rule.name} with eta_l = {rule.eta_l:g}"
+        )

@@ -74,7 +74,13 @@ class Processes(Executor):
         self._waiting: list[tuple[float, int, _Ticket]] = []
         self._sequence = 0
         self._given: int | None = None
-        self._workers = [self._hire() for _ in range(workers)]
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(workers):
+                self._workers.append(self._hire())
+        except BaseException:  # Ctrl-C in the middle of it, say: nothing may stay behind
+            self.close()
+            raise
 
     # -- the executor -------------------------------------------------------------------------------------------------
 

@@ -9,11 +9,15 @@ report are passed over and counted.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..threads import one_thread
+from ..types import Job
+from .sampled import Sampled
 from .simulation import Simulation
 
 Line = Mapping[str, Any]
@@ -29,32 +33,58 @@ def read(file: Path) -> Iterator[Line]:
                 return
             try:
                 line = json.loads(text)
-                yield {"kind": line["kind"], "time": float(line["time"]), "client": line.get("client")}
+                yield _event(line)
             except (ValueError, KeyError, TypeError):
                 raise InputError(f"{file} is not a trace: line {number} is not an event") from None
 
 
+def _event(line: Line) -> Line:
+    client = line.get("client")
+    if client is not None:
+        client = operator.index(client)
+    stale = line["server"] - line["version"] if line["kind"] == "pull" else 0
+    first = bool(line.get("first", False))
+    return {"kind": line["kind"], "time": float(line["time"]), "client": client, "stale": stale, "first": first}
+
+
 def replay(simulation: Simulation, lines: Iterable[Line]) -> int:
     """Drives a fresh simulation by a trace; returns how many pulls had to be passed over."""
-    skipped, engine, coordinator = 0, simulation.engine, simulation.coordinator
-    simulation.start(planned=False)
-    for line in lines:
-        kind, client = line["kind"], line["client"]
-        engine.clock.now = line["time"]
-        if kind == "pull":
-            job = coordinator.pull(client, line["time"]) if client in coordinator.clients else None
-            skipped += job is None
-            if job is not None:
-                engine.send(job)
-        elif kind == "arrival" and coordinator.works(client):
-            engine.deliver(engine.orders[client])
-        elif kind in ("drop", "reset") and coordinator.works(client):
-            engine.withdraw(client)
-            coordinator.drop(client, line["time"])
-        elif kind == "leave" and client in coordinator.clients:
-            engine.withdraw(client)
-            coordinator.leave(client, line["time"])
-        elif kind == "join" and client not in coordinator.clients:
-            coordinator.join(client, line["time"])
-    simulation.finish()
+    with one_thread():
+        simulation.start(planned=False)
+        skipped = sum(_passed_over(simulation, line) for line in lines)
+        simulation.finish()
     return skipped
+
+
+def _passed_over(simulation: Simulation, line: Line) -> bool:
+    """Lets one line happen; whether it is a pull that has to wait here."""
+    engine, coordinator = simulation.engine, simulation.coordinator
+    kind, client = line["kind"], line["client"]
+    engine.clock.now = line["time"]
+    known = client is not None and coordinator.knows(client)
+    if kind == "pull":
+        job = _job(simulation, line) if known else None
+        if job is not None:
+            engine.send(job, on_clock=False)
+        return job is None
+    if kind == "arrival" and client in engine.orders:
+        engine.deliver(engine.orders[client])
+    elif kind in ("drop", "reset") and client in engine.orders:
+        engine.withdraw(client)
+        coordinator.drop(client, line["time"])
+    elif kind == "leave" and known:
+        engine.withdraw(client)
+        coordinator.leave(client, line["time"])
+    elif kind == "join" and not known:
+        coordinator.join(client, line["time"])
+    return False
+
+
+def _job(simulation: Simulation, line: Line) -> Job | None:
+    """What the client gets now; in the protocol `sampled`, from as many versions ago as it did then."""
+    engine, coordinator, client = simulation.engine, simulation.coordinator, line["client"]
+    if not isinstance(engine, Sampled) or line.get("first"):
+        return coordinator.pull(client, line["time"])
+    if not coordinator.is_idle(client):
+        return None
+    return coordinator.assign(engine.past(client, line.get("stale", 0)), line["time"])

@@ -3,7 +3,8 @@
 Every server step draws clients without replacement, uniformly or with given probabilities, until the rule has made its
 step: one client for a rule that steps at every arrival, m for one with a buffer of m. Each starts from the model of tau
 versions ago, w^(t - tau), with tau uniform over the last `window` models, or drawn from the delays, rounded down and
-cut at t. Time counts server steps; comings and goings happen at their step.
+cut at t. Time counts server steps; clients may leave for good or join at a step. Absences, losses and leases need a
+clock and are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from .. import rng
 from .. import selection as policies
 from ..types import Job, State
-from .engine import Engine, Item
+from .engine import Engine, Item, Stalled
 
 
 class Sampled(Engine):
@@ -48,11 +49,9 @@ class Sampled(Engine):
             for job in owed:
                 self._work(job)
             return
-        self._remember()
         client = self._draw()
-        past = self.history[-1 - min(self._staleness(client), len(self.history) - 1)]
         version = coordinator.strategy.version
-        self._work(coordinator.assign(Job(client, past.version, past.model, past.extras), now))
+        self._work(coordinator.assign(self.past(client, self._staleness(client)), now))
         self.heard[client] = None
         if coordinator.strategy.version > version:
             self._let_all_return()
@@ -60,20 +59,28 @@ class Sampled(Engine):
     def _let_all_return(self) -> None:
         """The server has made its step: everybody may be drawn again."""
         for client in self.heard:
-            if client in self.coordinator.clients and not self.coordinator.is_away(client):
+            if self.coordinator.knows(client):
                 self._arrivals.add(client)
         self.heard.clear()
+
+    def past(self, client: int, staleness: int) -> Job:
+        """A job from so many versions ago, or from as far back as is known."""
+        self._remember()
+        job = self.history[-1 - min(staleness, len(self.history) - 1)]
+        return Job(client, job.version, job.model, job.extras)
 
     def _remember(self) -> None:
         """Keeps the current version's job, once."""
         strategy = self.coordinator.strategy
         if not self.history or self.history[-1].version < strategy.version:
-            self.history.append(strategy.job(min(strategy.clients)))
+            self.history.append(Job(-1, strategy.version, strategy.model, strategy.extras))
 
     def _draw(self) -> int:
         """The next client of this server step."""
         if not len(self._arrivals):  # a buffer larger than the federation: everybody has come, and may come again
             self._let_all_return()
+        if not len(self._arrivals):
+            raise Stalled(self._why_stalled())
         self.draws += 1
         client = self._arrivals.next()
         self._arrivals.take(client)
@@ -98,16 +105,6 @@ class Sampled(Engine):
     def _on_leave(self, item: Item) -> None:
         super()._on_leave(item)
         self._arrivals.forget(item.client)
-
-    def _on_away(self, item: Item) -> None:
-        super()._on_away(item)
-        if item.client in self._arrivals:
-            self._arrivals.remove(item.client)
-
-    def _on_back(self, item: Item) -> None:
-        super()._on_back(item)
-        if item.client not in self.heard and item.client in self.coordinator.clients:
-            self._arrivals.add(item.client)
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from ..types import Job, Receipt, State
 from .engine import Budget, Engine, Item, Tally
 from .executors import Executor, Inline, Order
 from .experiment import Experiment
+from .fleet import FleetParams
 from .parts import assemble
 from .processes import Processes
 from .sampled import Sampled
@@ -99,7 +100,10 @@ class Simulation:
         clock, n = section("clock"), len(self.partition.indices)
         if clock.concurrency is not None and clock.concurrency > n:
             raise ParameterError(f"[clock] concurrency = {clock.concurrency} exceeds the {n} clients; lower it")
-        likely = _likely(clock.probabilities, n)
+        _check_workers(workers)
+        likely = _likely(clock.probabilities, n, self.strategy.largest_cohort)
+        if clock.protocol == "sampled":
+            _check_sampled(section("fleet"))
         self.coordinator = Coordinator(
             self.strategy,
             concurrency=clock.concurrency,
@@ -140,7 +144,7 @@ class Simulation:
         """From the start, or from where a state was loaded, to the end of the budget; false if `stop` came first."""
         self._begun = time.perf_counter()
         try:
-            with one_thread():
+            with one_thread(), np.errstate(over="ignore", invalid="ignore"):
                 if not self.measurements:
                     self.start()
                 ended = self.engine.run(stop)
@@ -151,8 +155,9 @@ class Simulation:
         return ended
 
     def close(self) -> None:
-        """Ends the processes it started; what was measured stays."""
+        """Ends the processes it started and lets go of the clients' data; what was measured stays."""
         self.executor.close()
+        self.workshop.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -278,10 +283,29 @@ def _loaded_item(item: Item, engine: Engine) -> Item | Order:
     return order if item.kind == "job" and order is not None and order.number == item.number else item
 
 
-def _likely(weights: Sequence[float] | None, clients: int) -> dict[int, float] | None:
-    if weights is not None and len(weights) != clients:
+def _likely(weights: Sequence[float] | None, clients: int, cohort: int | None) -> dict[int, float] | None:
+    if weights is None:
+        return None
+    if len(weights) != clients:
         raise ParameterError(f"[clock] probabilities has {len(weights)} numbers for {clients} clients; give one each")
-    return None if weights is None else dict(enumerate(weights))
+    able = sum(weight > 0 for weight in weights)
+    if cohort is not None and able < cohort:
+        raise ParameterError(f"[clock] probabilities lets {able} clients come, but a round takes {cohort}")
+    return dict(enumerate(weights))
+
+
+def _check_sampled(fleet: FleetParams) -> None:
+    for name, idle in (("on", None), ("silent_share", 0.0), ("loss", 0.0), ("lease", None)):
+        if getattr(fleet, name) != idle:
+            raise ParameterError(
+                f"[fleet] {name} = {getattr(fleet, name)} needs a clock, and the protocol 'sampled' has none; "
+                "leave it out or choose 'events' or 'ticks'"
+            )
+
+
+def _check_workers(workers: object) -> None:
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        raise ParameterError(f"workers={workers!r} is not valid; expected an integer of at least 0")
 
 
 def executor(experiment: Experiment, workshop: Workshop, workers: int) -> Executor:

@@ -7,6 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import threads
 from ..errors import AflockError
 from ..local import Memory, Trained
@@ -61,18 +63,22 @@ class Ready(NamedTuple):
 def main(pipe: Connection, document: dict[str, Any], folder: str) -> None:
     """Works until the pipe is closed; if the other side is gone for good, cleans up behind it."""
     try:
+        _serve(pipe, document)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _serve(pipe: Connection, document: dict[str, Any]) -> None:
+    try:
         workshop = assemble(Experiment.build(document)).workshop
     except (AflockError, OSError) as error:
         pipe.send(Ready(str(error)))
         return
     pipe.send(Ready())
     desks: dict[int, Desk] = {}
-    with threads.one_thread():
-        try:
-            while (task := pipe.recv()) is not None:
-                pipe.send(_work(workshop, desks, task))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            shutil.rmtree(folder, ignore_errors=True)
+    with threads.one_thread(), np.errstate(over="ignore", invalid="ignore"):
+        while (task := pipe.recv()) is not None:
+            pipe.send(_work(workshop, desks, task))
 
 
 def _work(workshop: Workshop, desks: dict[int, Desk], task: Task) -> Done | Failed:

@@ -56,6 +56,10 @@ class Workshop:
         self._buffers = self.model.get_buffers()
         self._sizes = [len(rows) for rows in self.partition.indices]
 
+    def clear(self) -> None:
+        """Forgets the clients' blocks; they are made again when needed."""
+        self._shelves.clear()
+
     def examples(self, client: int) -> int:
         """How many examples the client has."""
         return self._sizes[client]

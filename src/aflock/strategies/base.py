@@ -157,10 +157,15 @@ class Strategy(ABC):
         if not self._started:
             self._require_start()
         client = self._require_client(client)
+        return Job(client, self.version, self.model, self.extras, False, id)
+
+    @property
+    def extras(self) -> Mapping[str, Vector]:
+        """The extra vectors of a job at the current version."""
         if self._extras is None:
             made = {name: _frozen(vector) for name, vector in self._make_extras().items()}
             self._extras = MappingProxyType(made)
-        return Job(client, self.version, self.model, self._extras, False, id)
+        return self._extras
 
     def receive(self, update: Update) -> Receipt:
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""

@@ -1,0 +1,46 @@
+"""Files that are there whole or not at all, and JSON that everybody can read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Writes a file beside its place and moves it there; what cannot be finished leaves nothing."""
+    temporary = file.with_name(f".{file.name}.tmp")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(temporary, file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def locked(descriptor: int) -> bool:
+    """Takes an open file for this process alone, until it is closed; false if another has it."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # no such thing on this system
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON; a number that is none (the accuracy of a regression, say) becomes null, the word the standard has."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -15,8 +15,19 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VEC
 
 def ask_for_one() -> None:
     """For libraries that are not loaded yet, here and in processes started from here."""
-    for name in _VARIABLES:
-        os.environ[name] = "1"
+    os.environ.update(dict.fromkeys(_VARIABLES, "1"))
+
+
+@contextmanager
+def one_thread_for_children() -> Iterator[None]:
+    """Processes started inside use one thread each; this one's environment is as before afterwards."""
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    ask_for_one()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 @contextmanager

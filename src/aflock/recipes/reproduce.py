@@ -151,9 +151,8 @@ def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any
     if jobs == 1:
         yield from ((work, cells.run(work.document, work.limits)) for work in works)
         return
-    threads.ask_for_one()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=min(jobs, len(works)), mp_context=context) as pool:
+    context, count = multiprocessing.get_context("spawn"), min(jobs, len(works))
+    with threads.one_thread_for_children(), ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:
         waiting = {pool.submit(cells.run, work.document, work.limits): work for work in works}
         try:
             while waiting:

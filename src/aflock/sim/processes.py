@@ -210,11 +210,10 @@ class Processes(Executor):
 
     def _hire(self) -> _Worker:
         here, there = multiprocessing.get_context("spawn").Pipe()
-        threads.ask_for_one()
         process = multiprocessing.get_context("spawn").Process(
             target=main, args=(there, self._document, str(self._folder)), daemon=True, name="aflock worker"
         )
-        with _uninterrupted():
+        with _uninterrupted(), threads.one_thread_for_children():
             process.start()
         there.close()
         return _Worker(process, here)

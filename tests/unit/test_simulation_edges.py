@@ -238,13 +238,9 @@ def test_workers_that_are_not_needed_any_more_say_nothing(tmp_path: Path) -> Non
 
 def test_the_quadratic_model_reaches_its_optimum() -> None:
     s = simulated(
-        "model.name=quadratic",
-        "strategy.name=ace",
-        "strategy.lr=0.05",
-        "partition.name=iid",
-        "training.batch=500",
+        "model.name=quadratic", "strategy.name=ace", "strategy.lr=0.05", "partition.name=iid", "training.batch=500",
         "budget.uploads=1500",
-    )
+    )  # fmt: skip
     best = np.concatenate([s.dataset.train_x[rows] for rows in s.partition.indices]).mean(axis=0)
     per_client = np.mean([s.dataset.train_x[rows].mean(axis=0) for rows in s.partition.indices], axis=0)
     assert np.abs(s.strategy.model - per_client).max() < 1e-3

@@ -248,3 +248,19 @@ def test_the_quadratic_model_reaches_its_optimum() -> None:
     assert math.isnan(s.result().accuracy)
     assert json.loads(to_json({"a": s.result().accuracy})) == {"a": None}
     assert "quadratic" in models.names()
+
+
+@pytest.mark.parametrize("protocol", ["events", "ticks", "sampled"])
+def test_clients_that_vanish_leave_their_rows(protocol: str) -> None:
+    """Nobody is told: n stays, no job goes to them, and the run goes on without them."""
+    events: list[Event] = []
+    s = simulated(
+        f"clock.protocol={protocol}", "strategy.name=ace", "fleet.dropout_share=0.5", "fleet.dropout_at=10",
+        "fleet.dropout=vanish", "clock.concurrency=4", "budget.uploads=300", on_event=events.append,
+    )  # fmt: skip
+    gone = {e.client for e in events if e.kind == "away"}
+    assert len(gone) == 4
+    assert s.strategy.n == 8
+    since = next(e.time for e in events if e.kind == "away")
+    assert not [e for e in events if e.kind in ("pull", "arrival") and e.client in gone and e.time > since]
+    assert s.result().uploads == 300

@@ -13,6 +13,7 @@ import resource
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from .. import threads
@@ -24,6 +25,14 @@ from .turns import Contestant, ratio, take_turns
 
 def _peak_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _mapped_gb() -> float:
+    """How much of the present memory is pages of files, which the system takes back when it needs them."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssFile:"):
+            return int(line.split()[1]) / 2**20
+    return 0.0
 
 
 def start(clients: int) -> dict[str, Any]:
@@ -104,6 +113,7 @@ def rows(cache: str, clients: int, hidden: int, updates: int) -> dict[str, Any]:
             "weights": simulation.model.length,
             "updates_per_s": updates / spent,
             "peak_gb": _peak_gb(),
+            "mapped_gb": _mapped_gb(),
         }
 
 

@@ -264,6 +264,6 @@ def table(report: dict[str, Any]) -> str:
         row = report[f"rows {cache}"]
         lines.append(
             f"ace, {row['clients']:,} clients x {row['weights']:,} weights, {cache} rows: {row['updates_per_s']:.1f} "
-            f"updates/s, peak {row['peak_gb']:.2f} GB"
+            f"updates/s, peak {row['peak_gb']:.2f} GB, {row['mapped_gb']:.2f} of it file cache"
         )
     return "\n".join([*lines, "", *aims(report["targets"])])

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..sim.engine import Diverged
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Simulation
 
@@ -18,14 +19,21 @@ POINTS = 40
 
 
 def run(document: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
-    """One run, and the last measurement within each of the limits; a run that does not get there has none."""
+    """One run, and the last measurement within each of the limits; a run that does not get there has none.
+
+    A run that diverges is a result, too: it is stored with what it had measured, and says so.
+    """
+    diverged: dict[str, Any] = {}
     with Simulation(Experiment.build(document)) as simulation:
-        simulation.run()
+        try:
+            simulation.run()
+        except Diverged as error:
+            diverged = {"diverged": str(error)}
         result, curve = simulation.result(), simulation.measurements
     del simulation
     gc.collect()  # its parts refer to each other, and the next run needs the room
-    return {
-        "at": {axis: _within(curve, axis, limit) for axis, limit in limits.items()},
+    return diverged | {
+        "at": {axis: None if diverged else _within(curve, axis, limit) for axis, limit in limits.items()},
         "result": asdict(result),
         "curve": [_point(measured) for measured in _thinned(curve)],
     }

@@ -87,6 +87,11 @@ class Recipe:
             raise InputError(f"{self.name} has no scale {name!r}; it has {', '.join(self.scales)}")
         return self.scales[name]
 
+    def limits_at(self, scale: str) -> dict[str, float]:
+        """Where results are read off at a scale."""
+        chosen = self.scale(scale).limits
+        return dict(self.limits if chosen is None else chosen)
+
     def lines(self, scale: str) -> tuple[list[Line], list[Line]]:
         """The rows and columns that are run at a scale."""
         chosen = self.scale(scale)

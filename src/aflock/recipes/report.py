@@ -61,7 +61,7 @@ def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Pa
     lines += [f"Paper {recipe.paper}, {recipe.where}. Scale `{scale}`: {document['says']} Seeds: {seeds}.", ""]
     lines += [f"- {note}" for note in recipe.notes] + ([""] if recipe.notes else [])
     for axis, grid in budgets(recipe, runs).items():
-        lines += [f"**{BUDGETS.get(axis, 'at the end')}**", "", *table(recipe, scale, grid, axis), ""]
+        lines += [f"**{BUDGETS.get(axis, 'at the end')}**", "", *table(recipe, scale, grid, axis, runs), ""]
         lines += [*verdicts(recipe, grid), ""] if recipe.claims else []
     if recipe.explained:
         lines += [f"Why cells differ: {recipe.explained}", ""]
@@ -90,17 +90,30 @@ def budgets(recipe: Recipe, runs: Runs) -> dict[str, Grid]:
         values = {cell: [run["at"][axis] for run in found] for cell, found in runs.items()}
         grids[axis] = {cell: [float(at[recipe.metric]) for at in found] for cell, found in values.items() if all(found)}
     if not stored:
-        grids["end"] = {cell: [float(run["result"][recipe.metric]) for run in found] for cell, found in runs.items()}
-    elif "accuracy" not in stored and any(
-        run["result"]["virtual_time"] != run["result"]["versions"] for found in runs.values() for run in found
-    ):
+        grids["end"] = {
+            cell: [float(run["result"][recipe.metric]) for run in found]
+            for cell, found in runs.items()
+            if not _diverged(found)
+        }
+    elif "accuracy" not in stored and _has_clock(runs):
         grids["time"] = _equal_time(recipe, runs)
     return grids
+
+
+def _diverged(found: Sequence[Mapping[str, Any]]) -> bool:
+    return any("diverged" in run for run in found)
+
+
+def _has_clock(runs: Runs) -> bool:
+    """Whether time is more than the number of server steps, as it is in the protocol `sampled`."""
+    results = [run["result"] for found in runs.values() for run in found]
+    return any(abs(result["virtual_time"] - result["versions"]) > 1.5 for result in results)
 
 
 def _equal_time(recipe: Recipe, runs: Runs) -> Grid:
     place = {"accuracy": 3, "loss": 4}[recipe.metric]
     ends: dict[str, float] = {}
+    runs = {cell: found for cell, found in runs.items() if not _diverged(found)}
     for (_, column), found in runs.items():
         ends[column] = min([ends.get(column, float("inf")), *(run["curve"][-1][2] for run in found)])
     grid = {}
@@ -110,15 +123,16 @@ def _equal_time(recipe: Recipe, runs: Runs) -> Grid:
     return grid
 
 
-def table(recipe: Recipe, scale: str, grid: Grid, axis: str) -> list[str]:
-    """Markdown: rows x columns, ours and the paper's."""
+def table(recipe: Recipe, scale: str, grid: Grid, axis: str, runs: Runs) -> list[str]:
+    """Markdown: rows x columns, ours and, where it is what the paper counts, the paper's."""
     rows, columns = recipe.lines(scale)
     lines = ["| | " + " | ".join(column.label for column in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
-        cells = [
-            _cell(grid.get((row.label, column.label)), recipe.value(row, column) if axis != "uploads" else None)
-            for column in columns
-        ]
+        cells = []
+        for column in columns:
+            at, paper = (row.label, column.label), recipe.value(row, column) if axis in (recipe.counts, "end") else None
+            text = _cell(grid.get(at), paper)
+            cells.append(f"diverged {text}".strip() if _diverged(runs.get(at, [])) else text)
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     return lines
 
@@ -171,7 +185,8 @@ def _named(run: Mapping[str, Any]) -> list[dict[str, float]]:
 def text(recipe: Recipe, scale: str, document: Mapping[str, Any]) -> str:
     """The tables and claims of one recipe, for a terminal."""
     lines = [f"{recipe.name} ({scale}): {recipe.title}; {document['says']}"]
-    for axis, grid in budgets(recipe, grouped(recipe, scale, document)).items():
-        lines += ["", f"{BUDGETS.get(axis, 'at the end')}:", *table(recipe, scale, grid, axis)]
+    runs = grouped(recipe, scale, document)
+    for axis, grid in budgets(recipe, runs).items():
+        lines += ["", f"{BUDGETS.get(axis, 'at the end')}:", *table(recipe, scale, grid, axis, runs)]
         lines += verdicts(recipe, grid)
     return "\n".join(lines)

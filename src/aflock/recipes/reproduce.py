@@ -1,13 +1,14 @@
 """Running a recipe: cell by cell, in parallel, each stored as soon as it is there; a killed one goes on where it was.
 
-results/NAME.SCALE.json holds one record per finished run. A record is found again by a hash of its whole experiment, so
-that a changed recipe runs anew what changed and nothing else.
+results/NAME.SCALE.json holds one record per finished run. A record is found again by a hash of what the recipe says of
+it, so that a changed recipe runs anew what changed and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -33,12 +34,7 @@ class Work:
     changes: tuple[str, ...]
     document: dict[str, Any]
     limits: dict[str, float]
-
-    @property
-    def key(self) -> str:
-        """What makes the run what it is."""
-        text = json.dumps([self.document, self.limits], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    key: str
 
 
 class Store:
@@ -87,8 +83,15 @@ def reproduce(
 
 
 def _work(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes: str) -> Work:
-    document, chosen = recipe.cell(scale, row, column, seed, *changes).resolved(), recipe.scale(scale)
-    return Work(row, column, seed, changes, document, dict(chosen.limits or recipe.limits))
+    document, limits = recipe.cell(scale, row, column, seed, *changes).resolved(), recipe.limits_at(scale)
+    return Work(row, column, seed, changes, document, limits, key(recipe, scale, row, column, seed, *changes))
+
+
+def key(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes: str) -> str:
+    """What makes a run what it is: all that the recipe says of it, and no labels."""
+    said = [row.set, column.set, recipe.scale(scale).set, changes]
+    text = json.dumps([recipe.experiment, said, seed, recipe.limits_at(scale)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _tuning(recipe: Recipe, scale: str) -> Iterator[Work]:
@@ -127,6 +130,8 @@ def _best(recipe: Recipe, store: Store, tuning: list[Work], row: Line, column: L
 
     def score(work: Work) -> float:
         run = store.runs[work.key]
+        if "diverged" in run:
+            return -math.inf
         found = run["at"].get(recipe.counts) or run["result"]
         return -float(found["loss"]) if recipe.metric == "loss" else float(found["accuracy"])
 
@@ -143,7 +148,8 @@ def _run_missing(store: Store, works: list[Work], jobs: int, report: Report, wha
         store.add(work, found)
         result, changes = found["result"], " ".join(work.changes)
         where = f"{work.row.label} | {work.column.label} | seed {work.seed} {changes}".strip()
-        report(f"{what} {count}/{len(works)}  {where}: accuracy {result['accuracy']:.4f}, loss {result['loss']:.4f}")
+        came = "diverged" if "diverged" in found else f"accuracy {result['accuracy']:.4f}, loss {result['loss']:.4f}"
+        report(f"{what} {count}/{len(works)}  {where}: {came}")
 
 
 def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:

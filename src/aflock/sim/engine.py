@@ -270,9 +270,20 @@ class Engine:
             self.coordinator.drop(item.client, self.clock.now, "lease ran out")
 
     def _on_leave(self, item: Item) -> None:
-        if self.coordinator.knows(item.client):
-            self.withdraw(item.client)
-            self.coordinator.leave(item.client, self.clock.now)
+        coordinator, client, now = self.coordinator, item.client, self.clock.now
+        if not coordinator.knows(client):
+            return
+        self.withdraw(client)
+        if self.fleet.p.dropout == "leave" or not coordinator.strategy.started:
+            coordinator.leave(client, now)
+            return
+        if coordinator.works(client):  # without a word: its job is lost, what the rule holds of it stays
+            coordinator.drop(client, now, "the client vanished")
+        coordinator.suspend(client, now)
+
+    def _vanished(self, client: int) -> bool:
+        fleet = self.fleet
+        return fleet.p.dropout == "vanish" and fleet.roles[client] == "leaver" and self.clock.now >= fleet.p.dropout_at
 
     def _on_join(self, item: Item) -> None:
         self.coordinator.join(item.client, self.clock.now)
@@ -294,6 +305,6 @@ class Engine:
             self.clock.at(self.clock.now + turn, Item("back", item.client, item.number + 1))
 
     def _on_back(self, item: Item) -> None:
-        if self.coordinator.knows(item.client):
+        if self.coordinator.knows(item.client) and not self._vanished(item.client):
             self.coordinator.resume(item.client, self.clock.now)
             self._expect_leave(item.client, item.number + 1)

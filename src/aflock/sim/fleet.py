@@ -39,6 +39,7 @@ class FleetParams(Params):
     bandwidth: float | None = positive(None, "bytes per unit of time, both ways; None: no limit")
     dropout_share: float = unit(0.0, "part of the clients that leaves for good", zero=True, one=True)
     dropout_at: float = non_negative(0.0, "when they leave")
+    dropout: str = choice("leave", ("leave", "vanish"), "whether the server is told, or keeps what it holds of them")
     late_share: float = unit(0.0, "part of the clients (the last ones) that joins late", zero=True)
     late_at: float = non_negative(0.0, "when they join")
     silent_share: float = unit(0.0, "part of the clients whose jobs never return", zero=True)

@@ -29,7 +29,8 @@ def _peak_gb() -> float:
 
 def _mapped_gb() -> float:
     """How much of the present memory is pages of files, which the system takes back when it needs them."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+    status = Path("/proc/self/status")
+    for line in status.read_text(encoding="ascii").splitlines() if status.is_file() else []:
         if line.startswith("RssFile:"):
             return int(line.split()[1]) / 2**20
     return 0.0

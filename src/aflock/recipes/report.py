@@ -131,20 +131,20 @@ def table(recipe: Recipe, scale: str, grid: Grid, axis: str, runs: Runs) -> list
         cells = []
         for column in columns:
             at, paper = (row.label, column.label), recipe.value(row, column) if axis in (recipe.counts, "end") else None
-            text = _cell(grid.get(at), paper)
+            text = _cell(grid.get(at), paper, ".3f" if recipe.metric == "accuracy" else ".4g")
             cells.append(f"diverged {text}".strip() if _diverged(runs.get(at, [])) else text)
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     return lines
 
 
-def _cell(found: Sequence[float] | None, paper: float | None) -> str:
+def _cell(found: Sequence[float] | None, paper: float | None, form: str) -> str:
+    beside = "" if paper is None else f"[{paper:{form}}]"
     if not found:
-        return "" if paper is None else f"[{paper:.3f}]"
+        return beside
     mean = sum(found) / len(found)
-    text = f"{mean:.3f}" + (f" ± {half_interval(found):.3f}" if len(found) > 1 else "")
-    if paper is None:
-        return text
-    return f"{f'**{text}**' if abs(mean - paper) > FAR else text} [{paper:.3f}]"
+    text = f"{mean:{form}}" + (f" ± {half_interval(found):{form}}" if len(found) > 1 else "")
+    far = paper is not None and abs(mean - paper) > FAR
+    return f"{f'**{text}**' if far else text} {beside}".strip()
 
 
 def verdicts(recipe: Recipe, grid: Grid) -> list[str]:

@@ -97,8 +97,9 @@ def _check_halves(rule: local.LocalRule, strategy: Strategy) -> None:
     """The client's rule must give what the server's needs, and the other way round."""
     fitting, _ = strategy.client_half
     missing = [name for name in strategy.needs if name not in rule.gives]
-    if missing or (rule.extras and rule.name != fitting):
-        what = f"sends no {missing[0]!r}" if missing else f"needs the job to carry {rule.extras[0]!r}"
+    wanting = [name for name in rule.extras if name not in local.get(fitting).cls.extras]
+    if missing or wanting:
+        what = f"sends no {missing[0]!r}" if missing else f"needs the job to carry {wanting[0]!r}"
         raise ParameterError(f"[local] {rule.name} does not go with {strategy.name}: it {what}; leave [local] name out")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ BUDGETS = {
     "accuracy": "when the accuracy is reached first",
 }
 FAR = 0.02
-"""Two points: a cell further from the paper's is marked."""
+"""Two points: a cell of the paper's own set-up that is further from its number is marked."""
 
 Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
@@ -46,8 +47,9 @@ _HEAD = """# Reproduction
 The tables and figures of the five papers, run with `aflock reproduce NAME --scale SCALE`. This page is made from the
 files in `results/` by `aflock reproduction`; nothing in it is typed in by hand.
 
-A cell is the mean over the seeds with half its 95 % interval, and the paper's number in brackets; **bold** where the
-two are more than two points apart. A claim *holds* if the paired differences over the seeds are on its side, beyond
+A cell is the mean over the seeds with half its 95 % interval, and the paper's number in brackets; **bold** where, at
+scale `paper`, the two are more than two points apart. At scale `laptop` model, data or horizon is smaller, and only the
+order of cells can be compared. A claim *holds* if the paired differences over the seeds are on its side, beyond
 their 95 % interval, everywhere it is made; it *fails* if they are on the other side anywhere; else it is *open*.
 Learning rates are chosen, where the paper has a grid, per rule and on a seed of its own.
 """
@@ -131,19 +133,20 @@ def table(recipe: Recipe, scale: str, grid: Grid, axis: str, runs: Runs) -> list
         cells = []
         for column in columns:
             at, paper = (row.label, column.label), recipe.value(row, column) if axis in (recipe.counts, "end") else None
-            text = _cell(grid.get(at), paper, ".3f" if recipe.metric == "accuracy" else ".4g")
+            far = FAR if scale == "paper" else math.inf
+            text = _cell(grid.get(at), paper, ".3f" if recipe.metric == "accuracy" else ".4g", far)
             cells.append(f"diverged {text}".strip() if _diverged(runs.get(at, [])) else text)
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     return lines
 
 
-def _cell(found: Sequence[float] | None, paper: float | None, form: str) -> str:
+def _cell(found: Sequence[float] | None, paper: float | None, form: str, limit: float) -> str:
     beside = "" if paper is None else f"[{paper:{form}}]"
     if not found:
         return beside
     mean = sum(found) / len(found)
     text = f"{mean:{form}}" + (f" ± {half_interval(found):{form}}" if len(found) > 1 else "")
-    far = paper is not None and abs(mean - paper) > FAR
+    far = paper is not None and abs(mean - paper) > limit
     return f"{f'**{text}**' if far else text} {beside}".strip()
 
 

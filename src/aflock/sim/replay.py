@@ -42,7 +42,7 @@ def _event(line: Line) -> Line:
     client = line.get("client")
     if client is not None:
         client = operator.index(client)
-    stale = line["server"] - line["version"] if line["kind"] == "pull" else 0
+    stale = line["server"] - line["version"] if line["kind"] == "pull" and "version" in line else 0
     first = bool(line.get("first", False))
     return {"kind": line["kind"], "time": float(line["time"]), "client": client, "stale": stale, "first": first}
 

@@ -24,6 +24,8 @@ BUDGETS = {
 FAR = 0.02
 """Two points: a cell of the paper's own set-up that is further from its number is marked."""
 
+_FORMS = {"accuracy": ".3f", "loss": ".4g", "time": ".3g"}
+
 Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
 
@@ -69,8 +71,9 @@ def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Pa
         lines += [f"Why cells differ: {recipe.explained}", ""]
     lines += _tuned(recipe, runs)
     figure = figures / f"{recipe.name}.{scale}.png"
-    draw(recipe, scale, runs, figure)
-    lines += [f"![{recipe.title}]({figures.name}/{figure.name})", ""]
+    if recipe.metric in ("accuracy", "loss", "time"):
+        draw(recipe, scale, runs, figure)
+        lines += [f"![{recipe.title}]({figures.name}/{figure.name})", ""]
     return "\n".join(lines)
 
 
@@ -134,7 +137,7 @@ def table(recipe: Recipe, scale: str, grid: Grid, axis: str, runs: Runs) -> list
         for column in columns:
             at, paper = (row.label, column.label), recipe.value(row, column) if axis in (recipe.counts, "end") else None
             far = FAR if scale == "paper" else math.inf
-            text = _cell(grid.get(at), paper, ".3f" if recipe.metric == "accuracy" else ".4g", far)
+            text = _cell(grid.get(at), paper, _FORMS.get(recipe.metric, ",.0f"), far)
             cells.append(f"diverged {text}".strip() if _diverged(runs.get(at, [])) else text)
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     return lines
@@ -145,7 +148,8 @@ def _cell(found: Sequence[float] | None, paper: float | None, form: str, limit: 
     if not found:
         return beside
     mean = sum(found) / len(found)
-    text = f"{mean:{form}}" + (f" ± {half_interval(found):{form}}" if len(found) > 1 else "")
+    half = half_interval(found) if len(found) > 1 else 0.0
+    text = f"{mean:{form}}" + (f" ± {half:{form}}" if half else "")
     far = paper is not None and abs(mean - paper) > limit
     return f"{f'**{text}**' if far else text} {beside}".strip()
 

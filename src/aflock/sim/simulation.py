@@ -67,6 +67,10 @@ class Result:
     bytes_down: int
     largest_share: float
     rejected: int
+    server_bytes: int
+    """What the rule keeps at the end."""
+    client_bytes: int
+    """What all clients together must remember between jobs."""
     model_sha256: str
 
 
@@ -227,6 +231,8 @@ class Simulation:
             bytes_down=tally.bytes_down,
             largest_share=tally.largest_share,
             rejected=tally.rejected,
+            server_bytes=self.strategy.nbytes,
+            client_bytes=sum(part.nbytes for memory in self.engine.memories.values() for part in memory.values()),
             model_sha256=hashlib.sha256(self.strategy.model.tobytes()).hexdigest(),
         )
 

@@ -82,6 +82,11 @@ class Strategy(ABC):
         return self._published
 
     @property
+    def nbytes(self) -> int:
+        """What the rule keeps, in bytes: the model, its buffers and its rows (those on disk included)."""
+        return sum(int(getattr(getattr(self, name), "nbytes", 0)) for name in ("w", "low", *self.keeps))
+
+    @property
     def started(self) -> bool:
         """Whether the rule takes updates: `start` was called and every first gradient is in."""
         return self._started

@@ -264,3 +264,19 @@ def test_clients_that_vanish_leave_their_rows(protocol: str) -> None:
     since = next(e.time for e in events if e.kind == "away")
     assert not [e for e in events if e.kind in ("pull", "arrival") and e.client in gone and e.time > since]
     assert s.result().uploads == 300
+
+
+def test_early_stopping_on_examples_a_client_does_not_train_on() -> None:
+    """Adam with a step so long that every epoch makes it worse: the job ends with its patience."""
+    changes = [
+        "local.name=adam", "local.gamma_0=5.0", "local.patience=2", "local.decay_epochs=false", "strategy.name=fedavg",
+        "strategy.buffer=4", "training.kind=epochs", "training.steps=50", "budget.uploads=8",
+    ]  # fmt: skip
+    plain, early = simulated(*changes), simulated(*changes, "training.validation=0.25")
+    assert early.result().gradient_evaluations < 0.5 * plain.result().gradient_evaluations
+    shelf = early.workshop._shelf(0)
+    assert (
+        shelf.size
+        == early.workshop.examples(0)
+        == len(early.partition.indices[0]) - round(0.25 * len(early.partition.indices[0]))
+    )

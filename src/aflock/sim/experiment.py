@@ -20,7 +20,7 @@ from typing import Any
 from .. import data, local, models, strategies
 from ..data import partition
 from ..errors import InputError, ParameterError, UnknownParameter
-from ..params import Params, choice, positive, weights, whole
+from ..params import Params, choice, positive, unit, weights, whole
 from . import delays
 from .fleet import FleetParams
 
@@ -45,6 +45,7 @@ class TrainingParams(Params):
     batch: int = whole(32, "examples per local step")
     steps: int = whole(1, "K, local steps per job (with kind 'dynamic': c, K uniform on 1 to 2c; 'epochs': epochs)")
     kind: str = choice("fixed", ("fixed", "dynamic", "epochs"), "how K is chosen")
+    validation: float = unit(0.0, "share of every client's examples kept for early stopping (patience)", zero=True)
 
 
 @dataclass(frozen=True)

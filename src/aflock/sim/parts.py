@@ -83,6 +83,7 @@ def _workshop(
         experiment.section("seeds").training,
         strategy.needs,
         strategy.changes,
+        training.validation,
     )
 
 

@@ -8,6 +8,7 @@ job alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,8 @@ class Workshop:
     seed: int
     needs: tuple[str, ...]
     changes: tuple[str, ...] = ()
+    validation: float = 0.0
+    """The share of every client's examples that it does not train on."""
     _shelves: dict[int, Shelf] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +57,11 @@ class Workshop:
         self._room: Vector = np.empty_like(self._scratch) if self.model.weights is None else self.model.weights
         self._delta: Vector = np.empty_like(self._scratch)
         self._buffers = self.model.get_buffers()
-        self._sizes = [len(rows) for rows in self.partition.indices]
+        self._sizes = [len(rows) - self._kept(len(rows)) for rows in self.partition.indices]
+
+    def _kept(self, count: int) -> int:
+        """How many of a client's examples are for validation; one at least is left to train on."""
+        return min(round(self.validation * count), count - 1)
 
     def clear(self) -> None:
         """Forgets the clients' blocks; they are made again when needed."""
@@ -104,9 +111,17 @@ class Workshop:
     def _shelf(self, client: int) -> Shelf:
         rows = np.array(self.partition.indices[client])
         rng.stream(self.seed, "shelf", client).shuffle(rows)
+        kept, rows = np.split(rows, [self._kept(len(rows))])
         size, batch = len(rows), min(self.batch, len(rows))
         rows = np.concatenate([rows, rows[:batch]])
-        task = Task(self._gradient, -(-size // batch), None, self._descend, self._room, self._delta)
+        task = Task(self._gradient, -(-size // batch), self._validator(kept), self._descend, self._room, self._delta)
         shelf = Shelf(self.dataset.take(rows), self.dataset.train_y[rows], size, batch, task)
         self._shelves[client] = shelf
         return shelf
+
+    def _validator(self, rows: npt.NDArray[np.int64]) -> Callable[[Vector], float] | None:
+        """The loss on the examples a client keeps for validation."""
+        if not len(rows):
+            return None
+        x, y = self.dataset.take(rows), self.dataset.train_y[rows]
+        return lambda w: self.model.evaluate(w, x, y).loss

@@ -53,8 +53,8 @@ A cell is the mean over the seeds with half its 95 % interval, and the paper's n
 scale `paper`, the two are more than two points apart. At scale `laptop` model, data or horizon is smaller, and only the
 order of cells can be compared. A claim *holds* if the paired differences over the seeds are on its side, beyond
 their 95 % interval, everywhere it is made; it *fails* if they are on the other side anywhere; else it is *open*.
-Learning rates are chosen, where there is a grid, per rule and on a seed of its own, by test accuracy. The grids of scale
-`laptop` are ours; their ranges were found by looking at runs, some of them on seed 0, which is also a seed of the results.
+Learning rates are chosen, where there is a grid, per rule and on a seed of its own, by test accuracy. The grids of
+scale `laptop` are ours; their ranges were found by looking at runs, some of them on seed 0, also a seed of the results.
 """
 
 

@@ -193,6 +193,7 @@ class Coordinator:
         if client not in self._at.idle or self._slots() < 1:
             self._event("wait", now, client)
             return None
+        self._at.idle.take(client)
         return self._hand_out(client, now)
 
     def assign(self, job: Job, now: float) -> Job:
@@ -203,6 +204,7 @@ class Coordinator:
                 raise DuplicateUpdate(f"client {client} is not idle; it cannot be given another job")
             if not 0 <= job.version <= self.strategy.version:
                 raise VersionError(f"version {job.version} does not exist; expected 0 to {self.strategy.version}")
+        self._at.idle.take(client)
         return self._open_ticket(replace(job, id=self._next), now)
 
     def dispatch(self, now: float) -> list[Job]:
@@ -211,9 +213,10 @@ class Coordinator:
             self._check_time(now)
         at = self._at
         jobs = self.dispatch_first(now) if at.first else []
-        free = self._slots() + len(jobs)
-        while len(jobs) < free and len(at.idle):
-            jobs.append(self._hand_out(at.idle.next(), now))
+        free = self._slots() if self._in_rounds or self.concurrency is None else self.concurrency - len(at.open)
+        while free > 0 and (client := at.idle.draw()) is not None:
+            jobs.append(self._hand_out(client, now))
+            free -= 1
         return jobs
 
     def dispatch_first(self, now: float) -> list[Job]:
@@ -223,6 +226,7 @@ class Coordinator:
         owing = (client for client in at.first if client not in at.away)
         free = min(self._slots(), len(at.first))
         for client in list(islice(owing, max(0, int(free)))):
+            at.idle.take(client)
             jobs.append(self._hand_out(client, now))
         return jobs
 
@@ -233,6 +237,7 @@ class Coordinator:
         return free if cohort is None else min(free, cohort - len(self._at.round))
 
     def _hand_out(self, client: int, now: float) -> Job:
+        """A job for a client that has just been taken out of the idle ones."""
         strategy = self.strategy
         if strategy.first and (client in self._at.joining or client in strategy.awaited):
             return self._open_ticket(Job(client, strategy.version, strategy.model, {}, True, self._next), now)
@@ -240,10 +245,9 @@ class Coordinator:
 
     def _open_ticket(self, job: Job, now: float) -> Job:
         client, at = job.client, self._at
-        at.idle.take(client)
         if at.first:
             at.first.pop(client, None)
-        at.open[client] = ticket = Ticket(self._next, job.version, job.first, now)
+        at.open[client] = ticket = tuple.__new__(Ticket, (self._next, job.version, job.first, now))
         if self._in_rounds:
             at.round[client] = None
         self._next += 1
@@ -261,11 +265,17 @@ class Coordinator:
         strategy, at = self.strategy, self._at
         version, started = strategy.version, strategy.started
         try:
-            client, ticket = self._match(update)
-            receipt = self._take(client, update, ticket)
+            ticket = self._match(update)
+            if ticket.first:
+                receipt = self._take_first(update, version - ticket.version)
+            elif self.max_staleness is not None and version - ticket.version > self.max_staleness:
+                receipt = self._discard(update, version - ticket.version)
+            else:
+                receipt = strategy.receive(update)
         except InputError as error:
             self._refuse(error, now, getattr(update, "client", None))
             raise
+        client = int(update.client)
         del at.open[client]
         same = strategy.version == version and started == strategy.started
         if same and (self._in_rounds or not started) and receipt.outcome != "rejected":
@@ -282,32 +292,30 @@ class Coordinator:
             at.wake(self._in_rounds)
         return receipt
 
-    def _match(self, update: Update) -> tuple[int, Ticket]:
-        """The client and the open job that an update answers."""
+    def _match(self, update: Update) -> Ticket:
+        """The open job that an update answers."""
         if not isinstance(update, Update):
             raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
-        client = self._require(update.client)
+        client = update.client
+        if type(client) is not int:
+            client = self._require(client)
         ticket = self._at.open.get(client)
         if ticket is None or (update.job is not None and update.job != ticket.job):
+            self._require(client)
             job = "" if update.job is None else f" {update.job}"
             raise DuplicateUpdate(f"client {client} has no open job{job}: it was answered, dropped or never given")
         if update.version != ticket.version:
             raise VersionError(f"the update says version {update.version}; its job was of version {ticket.version}")
-        return client, ticket
+        return ticket
 
-    def _take(self, client: int, update: Update, ticket: Ticket) -> Receipt:
-        staleness = self.strategy.version - ticket.version
-        if ticket.first:
-            return self._take_first(client, update, staleness)
-        if self.max_staleness is not None and staleness > self.max_staleness:
-            self.strategy.check_numbers(update)
-            self.strategy.restart(client)
-            reason = f"staleness {staleness} exceeds max_staleness={self.max_staleness}; the client restarts"
-            return Receipt("rejected", staleness, reason)
-        return self.strategy.receive(update)
+    def _discard(self, update: Update, staleness: int) -> Receipt:
+        self.strategy.check_numbers(update)
+        self.strategy.restart(update.client)
+        reason = f"staleness {staleness} exceeds max_staleness={self.max_staleness}; the client restarts"
+        return Receipt("rejected", staleness, reason)
 
-    def _take_first(self, client: int, update: Update, staleness: int) -> Receipt:
-        gradient = mapping(update.vectors, "vectors").get("gradient")
+    def _take_first(self, update: Update, staleness: int) -> Receipt:
+        client, gradient = update.client, mapping(update.vectors, "vectors").get("gradient")
         if gradient is None:
             raise MissingVector("the answer to a first job lacks the vector 'gradient'")
         positive(update.steps, "steps")
@@ -344,6 +352,8 @@ class Coordinator:
         with self._recorded(now, client):
             client = self._require_open_job(client)
         self._close(client, "reset", now, "restarts from the current model")
+        if client in self._at.idle:  # it is not while it is away
+            self._at.idle.take(client)
         return self._hand_out(client, now)
 
     def finish(self, now: float) -> bool:

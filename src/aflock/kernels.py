@@ -14,7 +14,6 @@ the plain NumPy twin of each. Compiled code is cached on disk by numba, next to 
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -49,21 +48,17 @@ def zeros(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 @compiled(fastmath={"reassoc", "contract"})
-def _energy(v: Vector) -> np.float32:
-    total = np.float32(0.0)
-    for k in range(v.shape[0]):
-        total += v[k] * v[k]
-    return total
-
-
-def all_finite(v: npt.NDArray[np.float32]) -> bool:
+def all_finite(v: Vector) -> bool:
     """Whether v holds no NaN and no infinity.
 
     The sum of squares is finite only if every entry is; when it is not, large but finite entries may be the reason, and
     the entries themselves are asked. The order of that sum does not matter, so this loop alone may be reassociated,
     which lets it run at the speed of memory.
     """
-    return isfinite(_energy(v)) or bool(np.isfinite(v).all())
+    total = np.float32(0.0)
+    for k in range(v.shape[0]):
+        total += v[k] * v[k]
+    return bool(np.isfinite(total) or np.isfinite(v).all())
 
 
 # --- moving a client's model ----------------------------------------------------------------------------------------

@@ -39,16 +39,14 @@ def counter_key(seed: int, *name: Name) -> int:
     return half - 2**64 if half >= 2**63 else half
 
 
-def fraction(key: int, *counters: int) -> float:
-    """A number in (0, 1) that depends on a 64-bit key and the counters alone; a hundred times as fast as a stream.
-
-    Every counter goes through one round of the splitmix64 finaliser.
-    """
-    return _fraction(key, counters)
+def branch(key: int, counter: int) -> int:
+    """A key for one of many purposes: fraction(branch(k, c), a, b) are the draws of purpose c under k."""
+    z = int(_branch(key, counter))
+    return z - 2**64 if z >= 2**63 else z
 
 
 def fractions(key: int, count: int, *counters: int) -> npt.NDArray[np.float64]:
-    """fraction(key, *counters, i) for every i below the count."""
+    """One number for every i below the count: `fraction` with the counters, then i."""
     return _fractions(key, count, counters)
 
 
@@ -66,11 +64,17 @@ def _unit(z: np.uint64) -> float:
 
 
 @compiled()
-def _fraction(key: int, counters: tuple[int, ...]) -> float:
-    z = np.uint64(key)
-    for counter in counters:
-        z = _round(z, counter)
-    return _unit(z)
+def _branch(key: int, counter: int) -> np.uint64:
+    return _round(np.uint64(key), counter)
+
+
+@compiled()
+def fraction(key: int, a: int, b: int) -> float:
+    """A number in (0, 1) that depends on a 64-bit key and two counters alone; a hundred times as fast as a stream.
+
+    Every counter goes through one round of the splitmix64 finaliser.
+    """
+    return _unit(_round(_round(np.uint64(key), a), b))
 
 
 @compiled()
@@ -82,6 +86,43 @@ def _fractions(key: int, count: int, counters: tuple[int, ...]) -> npt.NDArray[n
     for i in range(count):
         out[i] = _unit(_round(z, i))
     return out
+
+
+class Ahead:
+    """A stream whose uniform numbers are made 256 at a time: a fifth of the cost of asking for each."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+        self._before = get_state(generator)
+        self._ready: list[float] = []
+
+    def random(self) -> float:
+        """Uniform on [0, 1): the numbers the stream itself would give, in its order."""
+        if not self._ready:
+            self._refill()
+        return self._ready.pop()
+
+    def integer(self, below: int) -> int:
+        """A whole number from 0 on; for those who ask for nothing else."""
+        return int(self._generator.integers(below))
+
+    def _refill(self) -> None:
+        self._before = get_state(self._generator)
+        self._ready = self._generator.random(256)[::-1].tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stood at the last refill and how many numbers of it are left."""
+        if not self._ready:
+            return {"stream": get_state(self._generator), "ready": 0}
+        return {"stream": self._before, "ready": len(self._ready)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        set_state(self._generator, state["stream"])
+        self._ready = []
+        if state["ready"]:
+            self._refill()
+            del self._ready[int(state["ready"]) :]
 
 
 def get_state(generator: np.random.Generator) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def create(policy: str, seed: int, probabilities: Mapping[int, float] | None = N
         raise ParameterError(f"selection={policy!r} does not exist; expected one of {', '.join(POLICIES)}")
     if (probabilities is not None) != (policy == "biased"):
         raise ParameterError("probabilities go with selection='biased', and it needs them")
-    draws = rng.stream(seed, "selection")
+    draws = rng.Ahead(rng.stream(seed, "selection"))
     if policy == "biased":
         return Biased(draws, probabilities or {})
     kinds: dict[str, type[Uniform | Fair | All]] = {"uniform": Uniform, "fair": Fair, "all": All}
@@ -41,7 +41,7 @@ def create(policy: str, seed: int, probabilities: Mapping[int, float] | None = N
 class Selection(ABC):
     """The idle clients, and which of them is next."""
 
-    def __init__(self, draws: np.random.Generator) -> None:
+    def __init__(self, draws: rng.Ahead) -> None:
         self._draws = draws
 
     @abstractmethod
@@ -62,6 +62,14 @@ class Selection(ABC):
     def next(self) -> int:
         """The idle client to get the next job; it stays idle until taken."""
 
+    def draw(self) -> int | None:
+        """Takes the next one, if there is any."""
+        if not len(self):
+            return None
+        client = self.next()
+        self.take(client)
+        return client
+
     def remove(self, client: int) -> None:
         """The client is not idle any more, though nobody has picked it."""
         self.take(client)
@@ -73,11 +81,11 @@ class Selection(ABC):
 
     def state_dict(self) -> State:
         """Everything, random stream included."""
-        return {"draws": rng.get_state(self._draws)} | self._state()
+        return {"draws": self._draws.state_dict()} | self._state()
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state."""
-        rng.set_state(self._draws, state["draws"])
+        self._draws.load_state_dict(state["draws"])
         self._load(state)
 
     @abstractmethod
@@ -112,7 +120,7 @@ class Pool:
             self.items[hole] = last
             self.place[last] = hole
 
-    def pick(self, draws: np.random.Generator) -> int:
+    def pick(self, draws: rng.Ahead) -> int:
         """A uniformly random item (to 53 bits: several times as fast as an exact bounded integer)."""
         return self.items[int(draws.random() * len(self.items))]
 
@@ -120,7 +128,7 @@ class Pool:
 class Uniform(Pool, Selection):
     """Every idle client is as likely as any other."""
 
-    def __init__(self, draws: np.random.Generator) -> None:
+    def __init__(self, draws: rng.Ahead) -> None:
         Selection.__init__(self, draws)
         Pool.__init__(self)
 
@@ -129,6 +137,18 @@ class Uniform(Pool, Selection):
 
     def next(self) -> int:
         return self.pick(self._draws)
+
+    def draw(self) -> int | None:
+        items, place = self.items, self.place
+        if not items:
+            return None
+        hole = int(self._draws.random() * len(items))
+        client, last = items[hole], items.pop()
+        del place[client]
+        if last != client:
+            items[hole] = last
+            place[last] = hole
+        return client
 
     def _state(self) -> State:
         return {"idle": np.array(self.items, np.int64)}
@@ -144,7 +164,7 @@ class Fair(Selection):
     neither favoured for its absence nor passed over.
     """
 
-    def __init__(self, draws: np.random.Generator) -> None:
+    def __init__(self, draws: rng.Ahead) -> None:
         super().__init__(draws)
         self._picks: dict[int, int] = {}
         self._levels: Counter[int] = Counter()  # how many clients, idle or not, have been picked how often
@@ -210,7 +230,7 @@ class Biased(Selection):
     A client without a weight is never picked; it can still pull on its own.
     """
 
-    def __init__(self, draws: np.random.Generator, weights: Mapping[int, float]) -> None:
+    def __init__(self, draws: rng.Ahead, weights: Mapping[int, float]) -> None:
         super().__init__(draws)
         for client, weight in weights.items():
             if not _is_weight(weight):
@@ -256,7 +276,7 @@ class Biased(Selection):
 
     def next(self) -> int:
         """The client whose stretch of the cumulative weights a uniform number falls into."""
-        target, place = int(self._draws.integers(self._total)), 0
+        target, place = self._draws.integer(self._total), 0
         stride = 1 << len(self._ids).bit_length()
         while stride:
             after = place + stride
@@ -279,7 +299,7 @@ class Biased(Selection):
 class All(Selection):
     """Every idle client, lowest number first."""
 
-    def __init__(self, draws: np.random.Generator) -> None:
+    def __init__(self, draws: rng.Ahead) -> None:
         super().__init__(draws)
         self._idle: set[int] = set()
         self._queued: set[int] = set()  # who has an entry in the heap: taken clients keep theirs until it surfaces

@@ -13,6 +13,7 @@ The first two differ in the clock alone: in ticks a delay is rounded down to who
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,7 +48,7 @@ class Tally:
     staleness_sum: int = 0
     staleness_max: int = 0
     rejected: int = 0
-    by_client: dict[int, int] = field(default_factory=dict)
+    by_client: Counter[int] = field(default_factory=Counter)
 
     def add(self, update: Update, receipt: Receipt) -> None:
         """One more upload."""
@@ -59,8 +60,9 @@ class Tally:
         self.staleness_sum += staleness
         if staleness > self.staleness_max:
             self.staleness_max = staleness
-        self.rejected += receipt.outcome == "rejected"
-        self.by_client[client] = self.by_client.get(client, 0) + 1
+        if receipt.outcome == "rejected":
+            self.rejected += 1
+        self.by_client[client] += 1
 
     @property
     def staleness_mean(self) -> float:
@@ -71,6 +73,19 @@ class Tally:
     def largest_share(self) -> float:
         """The part of the uploads that came from the busiest client."""
         return max(self.by_client.values(), default=0) / self.uploads if self.uploads else 0.0
+
+
+@dataclass(slots=True)
+class Seat:
+    """What is known of a client that has had a job: one record, because every job needs all of it."""
+
+    memory: Memory = field(default_factory=dict)
+    number: int = -1
+    """Of its latest job."""
+    delay: int = 0
+    """The staleness of its last answer."""
+    order: Order | None = None
+    """The job it has now."""
 
 
 class Stalled(AflockError):
@@ -118,10 +133,7 @@ class Engine:
         self.ticks = ticks
         self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
-        self.memories: dict[int, Memory] = {}
-        self.numbers: dict[int, int] = {}
-        self.orders: dict[int, Order] = {}
-        self.delays: dict[int, int] = {}
+        self.seats: defaultdict[int, Seat] = defaultdict(Seat)
         self._on_upload = on_upload
         self._fruitless = 0
 
@@ -136,11 +148,11 @@ class Engine:
             for client in self.fleet.initial():
                 self._expect_leave(client, 0)
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, stop: Callable[[], bool] | None = None) -> bool:
         """To the end of the budget, or until `stop` says so between two steps; whether the end was reached."""
         step = self.step
         while not self.finished:
-            if stop():
+            if stop is not None and stop():
                 return False
             step()
         return True
@@ -157,12 +169,12 @@ class Engine:
 
     def step(self) -> None:
         """Hands out what can be handed out, then lets the next thing happen (in ticks: all of the next tick)."""
-        clock = self.clock
+        clock, heap = self.clock, self.clock.heap
         for job in self.coordinator.dispatch(clock.now):
             self.send(job)
-        if not clock.heap:
+        if not heap:
             raise Stalled(self._why_stalled())
-        due = clock.heap[0][0]
+        due = heap[0][0]
         if due >= self.budget.time:
             clock.now = self.budget.time
         elif not self.ticks:
@@ -193,21 +205,18 @@ class Engine:
 
     def send(self, job: Job, *, on_clock: bool = True) -> None:
         """A job has been handed out: puts its return on the clock."""
-        client, clock = job.client, self.clock
-        number = self.numbers[client] = self.numbers.get(client, -1) + 1
-        steps = self.workshop.steps_of(client, number)
-        memory = self.memories.get(client)
-        if memory is None:
-            memory = self.memories[client] = {}
+        client, clock, workshop = job.client, self.clock, self.workshop
+        seat = self.seats[client]
+        number = seat.number = seat.number + 1
+        steps = workshop.steps_of(client, number)
         length = job.model.nbytes
         down = length * (1 + len(job.extras))
         self.tally.bytes_down += down
         due = clock.now
         if on_clock:
-            size = down + length * len(self.workshop.needs)
-            due += self._whole(self.fleet.duration(client, number, steps, size))
-        order = Order(job, number, steps, memory, self.delays.get(client, 0), due)
-        self.orders[client] = order
+            duration = self.fleet.duration(client, number, steps, down + length * len(workshop.needs))
+            due += self._whole(duration) if self.ticks else duration
+        order = seat.order = tuple.__new__(Order, (job, number, steps, seat.memory, seat.delay, due))
         if on_clock:
             if due < math.inf:
                 clock.at(due, order)
@@ -222,7 +231,8 @@ class Engine:
     def deliver(self, item: Item | Order) -> None:
         """Lets it happen now."""
         if type(item) is Order:
-            self._on_job(item)
+            if self.seats[item.job.client].order is item:  # else it was dropped meanwhile, or its client is gone
+                self._arrive(item)
             return
         self._fruitless += 1
         if self._fruitless > PATIENCE * (self.fleet.clients + 100):
@@ -232,15 +242,18 @@ class Engine:
 
     def withdraw(self, client: int) -> None:
         """Nobody waits for the client's job any more."""
-        order = self.orders.pop(client, None)
+        order = self.order(client)
         if order is not None:
+            self.seats[client].order = None
             self.executor.cancel(order)
 
-    def _on_job(self, order: Order) -> None:
+    def order(self, client: int) -> Order | None:
+        """The job the client has now."""
+        return self.seats[client].order if client in self.seats else None
+
+    def _arrive(self, order: Order) -> None:
         job = order.job
         client = job.client
-        if self.orders.get(client) is not order:  # it was dropped meanwhile, or its client is gone
-            return
         done = self.executor.result(order)
         update = Update(client, job.version, done.vectors, done.steps, self.workshop.examples(client), job.id)
         try:
@@ -250,17 +263,17 @@ class Engine:
                 f"training diverges: at version {self.coordinator.strategy.version} the update of client {client} is "
                 f"of no use ({error}); lower local.eta_l or strategy.lr"
             ) from None
-        del self.orders[client]
+        seat = self.seats[client]
+        seat.order, seat.delay = None, receipt.staleness
         self._fruitless = 0
         if done.memory:
             done.keep(order.memory, receipt)
-        self.delays[client] = receipt.staleness
         self.tally.add(update, receipt)
         if self._on_upload is not None:
             self._on_upload(self, receipt)
 
     def _on_lease(self, item: Item) -> None:
-        order = self.orders.get(item.client)
+        order = self.order(item.client)
         if order is None or order.number != item.number:
             return
         self.withdraw(item.client)

@@ -78,6 +78,7 @@ class Fleet:
         self.clients = clients
         self.delay = delay
         self._key = rng.counter_key(seed, "fleet")
+        self._jobs, self._losses, self._turns = (rng.branch(self._key, part) for part in (_JOB, _LOSS, _TURN))
         self.speeds = self._speeds(ranking)
         self._factors: list[float] = self.speeds.tolist()
         self.roles = self._roles()
@@ -124,13 +125,13 @@ class Fleet:
         """Whether that job ever comes back."""
         if client in self._silent:
             return False
-        return not self.p.loss or rng.fraction(self._key, _LOSS, client, job) >= self.p.loss
+        return not self.p.loss or rng.fraction(self._losses, client, job) >= self.p.loss
 
     def duration(self, client: int, job: int, steps: int = 1, size: int = 0) -> float:
         """Compute plus network time of a client's job; `size` is the bytes that travel; inf if it never returns."""
         if self._unreliable and not self.returns(client, job):
             return math.inf
-        time = self._factors[client] * self.delay.draw(client, job, rng.fraction(self._key, _JOB, client, job))
+        time = self._factors[client] * self.delay.draw(client, job, rng.fraction(self._jobs, client, job))
         if not self._plain:
             p = self.p
             time = time * (steps if p.per_step else 1) + p.latency + (size / p.bandwidth if p.bandwidth else 0.0)
@@ -157,8 +158,8 @@ class Fleet:
         on, off = self.p.on, self.p.off
         if self.p.rhythm == "random":
             mean = off if count % 2 else on
-            return -mean * math.log1p(-rng.fraction(self._key, _TURN, client, count))
-        phase = rng.fraction(self._key, _TURN, client, 0) * (on + off)
+            return -mean * math.log1p(-rng.fraction(self._turns, client, count))
+        phase = rng.fraction(self._turns, client, 0) * (on + off)
         if count == 0:
             return max(0.0, on - phase)
         if count == 1:

@@ -67,9 +67,10 @@ def _passed_over(simulation: Simulation, line: Line) -> bool:
         if job is not None:
             engine.send(job, on_clock=False)
         return job is None
-    if kind == "arrival" and client in engine.orders:
-        engine.deliver(engine.orders[client])
-    elif kind in ("drop", "reset") and client in engine.orders:
+    order = engine.order(client)
+    if kind == "arrival" and order is not None:
+        engine.deliver(order)
+    elif kind in ("drop", "reset") and order is not None:
         engine.withdraw(client)
         coordinator.drop(client, line["time"])
     elif kind == "leave" and known:

@@ -94,7 +94,9 @@ class Sampled(Engine):
 
     def _work(self, job: Job) -> None:
         self.send(job, on_clock=False)
-        self.deliver(self.orders[job.client])
+        order = self.seats[job.client].order
+        assert order is not None
+        self.deliver(order)
 
     # -- coming and going -------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -22,7 +23,7 @@ from ..errors import ParameterError, StateError
 from ..events import Event
 from ..threads import one_thread
 from ..types import Job, Receipt, State
-from .engine import Budget, Engine, Item, Tally
+from .engine import Budget, Engine, Item, Seat, Tally
 from .executors import Executor, Inline, Order
 from .experiment import Experiment
 from .fleet import FleetParams
@@ -208,7 +209,7 @@ class Simulation:
 
     def _set_mean_buffers(self) -> None:
         """Buffers that stay with the clients: the test set sees their mean. They are never sent back."""
-        known = [memory["buffers"] for memory in self.engine.memories.values() if "buffers" in memory]
+        known = [seat.memory["buffers"] for seat in self.engine.seats.values() if "buffers" in seat.memory]
         if known:
             self.model.set_buffers(np.mean(known, axis=0))
 
@@ -232,7 +233,7 @@ class Simulation:
             largest_share=tally.largest_share,
             rejected=tally.rejected,
             server_bytes=self.strategy.nbytes,
-            client_bytes=sum(part.nbytes for memory in self.engine.memories.values() for part in memory.values()),
+            client_bytes=sum(part.nbytes for seat in self.engine.seats.values() for part in seat.memory.values()),
             model_sha256=hashlib.sha256(self.strategy.model.tobytes()).hexdigest(),
         )
 
@@ -252,10 +253,9 @@ class Simulation:
                 ],  # a job's own number says whether it is still the client's open one
             },
             "tally": asdict(engine.tally) | {"by_client": sorted(engine.tally.by_client.items())},
-            "numbers": sorted(engine.numbers.items()),
-            "delays": sorted(engine.delays.items()),
-            "memories": {str(client): dict(memory) for client, memory in engine.memories.items()},
-            "orders": {str(c): _saved_order(order) for c, order in engine.orders.items()},
+            "seats": [[client, seat.number, seat.delay] for client, seat in engine.seats.items()],
+            "memories": {str(client): dict(seat.memory) for client, seat in engine.seats.items() if seat.memory},
+            "orders": {str(c): _saved_order(seat.order) for c, seat in engine.seats.items() if seat.order},
             "measurements": [asdict(measurement) for measurement in self.measurements],
             "sampled": engine.sampling() if isinstance(engine, Sampled) else {},
             "wall": self._wall,
@@ -268,13 +268,14 @@ class Simulation:
         engine = self.engine
         self.coordinator.load_state_dict(state["coordinator"])
         clock = state["clock"]
-        engine.tally = Tally(**{**state["tally"], "by_client": dict(state["tally"]["by_client"])})
-        engine.numbers = dict(state["numbers"])
-        engine.delays = dict(state["delays"])
-        engine.memories = {int(c): dict(memory) for c, memory in state["memories"].items()}
+        engine.tally = Tally(**{**state["tally"], "by_client": Counter(dict(state["tally"]["by_client"]))})
+        for client, number, delay in state["seats"]:
+            memory = dict(state["memories"].get(str(client), {}))
+            engine.seats[client] = Seat(memory, number, delay)
         for client, saved in state["orders"].items():
-            order = engine.orders[int(client)] = _loaded_order(int(client), saved, engine)
-            self.executor.submit(order)
+            seat = engine.seats[int(client)]
+            seat.order = _loaded_order(int(client), saved, seat)
+            self.executor.submit(seat.order)
         entries = [(due, seq, _loaded_item(Item(*item), engine)) for due, seq, *item in clock["entries"]]
         engine.clock.restore(clock["now"], clock["sequence"], entries)
         if isinstance(engine, Sampled):
@@ -285,7 +286,7 @@ class Simulation:
 
 def _loaded_item(item: Item, engine: Engine) -> Item | Order:
     """What was on the clock: for a job that is still open, its order."""
-    order = engine.orders.get(item.client)
+    order = engine.order(item.client)
     return order if item.kind == "job" and order is not None and order.number == item.number else item
 
 
@@ -330,7 +331,7 @@ def _saved_order(order: Order) -> dict[str, Any]:
     return {"head": head, **_saved_job(order.job)}
 
 
-def _loaded_order(client: int, saved: dict[str, Any], engine: Engine) -> Order:
+def _loaded_order(client: int, saved: dict[str, Any], seat: Seat) -> Order:
     first, number_of_job, number, steps, delay, due = saved["head"]
     job = Job(client, saved["version"], saved["model"], saved["extras"], first, number_of_job)
-    return Order(job, number, steps, engine.memories.setdefault(client, {}), delay, math.inf if due is None else due)
+    return Order(job, number, steps, seat.memory, delay, math.inf if due is None else due)

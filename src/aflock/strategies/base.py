@@ -67,7 +67,8 @@ class Strategy(ABC):
         self.awaited: set[int] = set()
         self.version = 0
         self._opened = False
-        self._started = False
+        self.started = False
+        """Whether the rule takes updates: `start` was called and every first gradient is in."""
         self._published: Vector | None = None
         self._extras: Mapping[str, Vector] | None = None
 
@@ -85,11 +86,6 @@ class Strategy(ABC):
     def nbytes(self) -> int:
         """What the rule keeps, in bytes: the model, its buffers and its rows (those on disk included)."""
         return sum(int(getattr(getattr(self, name), "nbytes", 0)) for name in ("w", "low", *self.keeps))
-
-    @property
-    def started(self) -> bool:
-        """Whether the rule takes updates: `start` was called and every first gradient is in."""
-        return self._started
 
     @property
     def cohort(self) -> int | None:
@@ -150,19 +146,23 @@ class Strategy(ABC):
         self._enter(client, checked(gradient, f"first gradient of client {client}", self.w.size))
         self.awaited.remove(client)
         self._start_when_complete()
-        return self._started
+        return self.started
 
     def _start_when_complete(self) -> None:
         if not self.awaited and self.clients:
             self._begin()
-            self._started = True
+            self.started = True
 
     def job(self, client: int, id: int | None = None) -> Job:
         """What the client works on if it pulls now; `id` is the number the coordinator gives it."""
-        if not self._started:
+        if not self.started:
             self._require_start()
-        client = self._require_client(client)
-        return Job(client, self.version, self.model, self.extras, False, id)
+        if type(client) is not int or client not in self.clients:
+            client = self._require_client(client)
+        model, extras = self._published, self._extras
+        if model is None or extras is None:
+            model, extras = self.model, self.extras
+        return Job(client, self.version, model, extras, False, id)
 
     @property
     def extras(self) -> Mapping[str, Vector]:
@@ -174,10 +174,23 @@ class Strategy(ABC):
 
     def receive(self, update: Update) -> Receipt:
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
-        if not self._started:
+        if not self.started:
             self._require_start()
-        update = self._checked(update)
-        return self._receive(update, self.version - update.version)
+        update = self.check_numbers(update)
+        staleness = self.version - update.version
+        if not 0 <= staleness <= self.version:
+            raise VersionError(f"version {update.version} does not exist; expected one of 0 to {self.version}")
+        vectors, length = update.vectors, self.w.size
+        if type(vectors) is not dict:
+            mapping(vectors, "vectors")
+        for name in self.needs:
+            vector = vectors.get(name)
+            if vector is None:
+                raise MissingVector(self._missing(name, vectors))
+            sound = checked(vector, name, length)
+            if sound is not vector:
+                update = replace(update, vectors={**update.vectors, name: sound})
+        return self._receive(update, staleness)
 
     def flush(self) -> bool:
         """Steps with whatever is held, as the end of a run asks for; False if nothing was held."""
@@ -187,16 +200,16 @@ class Strategy(ABC):
     def join(self, client: int, first: Vector | None = None) -> None:
         """Adds a client; where `self.first`, with its gradient at the current model (during the opening: without)."""
         client = self.check_join(client)
-        if self.first and self._started and first is None:
+        if self.first and self.started and first is None:
             raise FirstGradients(f"{self.name} needs client {client}'s gradient at the current model to let it in")
-        if first is not None and not (self.first and self._started):
+        if first is not None and not (self.first and self.started):
             raise FirstGradients(f"{self.name} takes no first gradient here; leave `first` out")
         gradient = None if first is None else checked(first, f"first gradient of client {client}", self.w.size)
         self._join(client)
         if gradient is not None:
             self._enter(client, gradient)
         self.clients.add(client)
-        if not self._started:
+        if not self.started:
             self.awaited.add(client)
         self._extras = None
 
@@ -218,7 +231,7 @@ class Strategy(ABC):
         self._leave(client)
         self.clients.remove(client)
         self._extras = None
-        if self._started:
+        if self.started:
             self._left()
         else:
             self.awaited.discard(client)
@@ -281,7 +294,7 @@ class Strategy(ABC):
         """Everything needed to go on with the same bits: model, version, clients, buffers, rows, random streams."""
         self._require_open()
         state: State = {"strategy": self.name, "params": asdict(self.p), "seed": self.seed, "version": self.version}
-        state["started"] = self._started
+        state["started"] = self.started
         state |= {
             "w": self.w.copy(),
             "low": self.low.copy(),
@@ -310,7 +323,7 @@ class Strategy(ABC):
         fresh.low = restored(fresh.low, state["low"], "low")
         for name in self.keeps:
             setattr(fresh, name, restored(getattr(fresh, name), state["keeps"][name], name))
-        fresh._started = bool(state["started"])
+        fresh.started = bool(state["started"])
         return fresh
 
     def _check_state(self, state: State) -> None:
@@ -332,22 +345,6 @@ class Strategy(ABC):
         self.w[:] = w0
         self._opened = True
         self._published = self._extras = None
-
-    def _checked(self, update: Update) -> Update:
-        """An update that may come in, with plain numbers and contiguous vectors."""
-        update = self.check_numbers(update)
-        if not 0 <= update.version <= self.version:
-            raise VersionError(f"version {update.version} does not exist; expected one of 0 to {self.version}")
-        vectors = mapping(update.vectors, "vectors")
-        ragged: dict[str, Vector] = {}
-        for name in self.needs:
-            vector = vectors.get(name)
-            if vector is None:
-                raise MissingVector(self._missing(name, vectors))
-            sound = checked(vector, name, self.w.size)
-            if sound is not vector:
-                ragged[name] = sound
-        return replace(update, vectors={**vectors, **ragged}) if ragged else update
 
     def check_numbers(self, update: Update) -> Update:
         """An update whose client is here and whose numbers are plain integers in their range, or an error."""
@@ -375,7 +372,7 @@ class Strategy(ABC):
             self._require_start()
 
     def _require_start(self) -> None:
-        if not self._started:
+        if not self.started:
             raise OrderError(f"{self.name} has not been started; call start(w0{', first' if self.first else ''}) first")
 
     def _require_client(self, client: int) -> int:

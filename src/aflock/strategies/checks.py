@@ -39,8 +39,8 @@ def mapping(value: Any, what: str) -> Mapping[Any, Any]:
     return value
 
 
-def checked(vector: Any, name: str, length: int | None) -> Vector:
-    """The vector itself if it is sound, a copy if only its layout in memory is not, an error otherwise."""
+def _shaped(vector: Any, name: str, length: int | None) -> Vector:
+    """The same numbers in a plain contiguous float32 vector of that length (None: of any), or an error."""
     if not isinstance(vector, np.ndarray):
         raise VectorError(f"{name} is a {type(vector).__name__}; expected a flat NumPy float32 vector")
     if vector.dtype != _FLOAT32:
@@ -49,10 +49,15 @@ def checked(vector: Any, name: str, length: int | None) -> Vector:
         raise VectorError(f"{name} has shape {vector.shape}; expected a flat vector of at least one weight")
     if length is not None and vector.size != length:
         raise VectorError(f"{name} has {vector.size} weights; expected {length}")
-    sound = vector if type(vector) is np.ndarray else vector.view(np.ndarray)
-    layout = sound.flags
-    if not (layout.c_contiguous and layout.aligned):
-        sound = np.array(sound)
+    plain = vector if type(vector) is np.ndarray else vector.view(np.ndarray)
+    layout = plain.flags
+    return plain if layout.c_contiguous and layout.aligned else np.array(plain)
+
+
+def checked(vector: Any, name: str, length: int | None) -> Vector:
+    """The vector itself if it is sound, a copy if only its layout in memory is not, an error otherwise."""
+    usual = type(vector) is np.ndarray and vector.dtype is _FLOAT32 and vector.shape == (length,)
+    sound: Vector = vector if usual and vector.flags.carray else _shaped(vector, name, length)
     if not kernels.all_finite(sound):
         bad = int(np.flatnonzero(~np.isfinite(sound))[0])
         raise VectorError(f"{name} holds {sound[bad]} at position {bad}; expected finite numbers only")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 
 from aflock import recipes
 from aflock.errors import InputError, UnknownName
-from aflock.recipes import report
+from aflock.recipes import report, rounds
+from aflock.recipes.cells import TUNING_SEED
 from aflock.recipes.claims import judge
 from aflock.recipes.recipe import Recipe, parse
 from aflock.recipes.reproduce import reproduce
@@ -41,7 +43,7 @@ TINY: dict[str, Any] = {
 
 
 def tiny(**changes: Any) -> Recipe:
-    return parse("tiny", TINY | changes)
+    return parse("tiny", {key: value for key, value in (TINY | changes).items() if value is not None})
 
 
 def quiet(line: str) -> None:
@@ -96,6 +98,34 @@ def test_tuning_chooses_per_row_and_every_budget_is_read_off(tmp_path: Path) -> 
     four_uploads = unbuffered["curve"][1]  # four steps, without a buffer
     assert unbuffered["at"]["versions"]["accuracy"] == pytest.approx(four_uploads[3], abs=1e-4)
     assert lines[0] == "tuning: 0 of 4 there, 4 to do"
+
+
+def test_a_row_may_go_without_tuning_and_have_changes_of_its_own(tmp_path: Path) -> None:
+    rows = [TINY["rows"][0], TINY["rows"][1] | {"tune": False}]
+    scale = {"smoke": {"says": "half.", "seeds": 1, "by_row": {"Buff": ["strategy.buffer=4"]}}}
+    recipe = tiny(rows=rows, scale=scale)
+    document = reproduce(recipe, "smoke", tmp_path, report=quiet)
+    tuned = [run["row"] for run in document["runs"] if run["seed"] == TUNING_SEED]
+    assert tuned == ["ASGD", "ASGD"]
+    [buff, _] = [run for run in document["runs"] if run["row"] == "Buff"]
+    assert (buff["changes"], buff["result"]["versions"]) == ([], 3)  # 12 uploads, 4 for a step
+
+
+def test_round_by_round(tmp_path: Path) -> None:
+    """Durations of one unit: every round waits for exactly that."""
+    head = TINY["recipe"] | {"rounds": True}
+    experiment = TINY["experiment"] | {"delays": {"name": "constant", "value": 1.0}, "clock": {"concurrency": 3}}
+    rows = [{"label": "Buff", "set": ["strategy.name=fedbuff", "strategy.buffer=3"]}]
+    columns = [{"label": "only", "set": []}]
+    recipe = tiny(recipe=head, experiment=experiment, rows=rows, columns=columns, paper={}, tune=None)
+    document = reproduce(recipe, "smoke", tmp_path, seeds=1, report=quiet)
+    [run] = document["runs"]
+    found = rounds.loaded(run["rounds"])
+    assert [(len(one.clients), one.delay) for one in found] == [(3, 1.0)] * 4
+    counts = Counter(client for one in found for client in one.clients)
+    assert rounds.busiest(found) == max(counts.values())
+    assert rounds.delay_by_size(found) == {3: 1.0}
+    assert f"| Buff, only | 4 | 3.0 | {max(counts.values())} of 4 | 3: 1.00 |" in report.text(recipe, "smoke", document)
 
 
 def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
@@ -173,6 +203,8 @@ GRID = {
         ({"kind": "near", "column": "y", "to": "x", "within": 0.01}, "fails"),
         ({"kind": "falling", "rows": ["A", "B"], "columns": ["x", "y"]}, "holds"),
         ({"kind": "falling", "rows": ["B", "A"]}, "fails"),
+        ({"kind": "steadier", "row": "B", "than": ["A"], "columns": ["x", "y"]}, "holds"),  # .06 lost, not .16
+        ({"kind": "steadier", "row": "A", "than": ["B"], "columns": ["x", "y"]}, "fails"),
         ({"kind": "better", "row": "A", "than": ["C"]}, "open"),  # never run
     ],
 )

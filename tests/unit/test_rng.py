@@ -44,3 +44,22 @@ def test_streams_do_not_touch_the_global_state() -> None:
     before = np.random.get_state()[1].copy()  # type: ignore[index] # noqa: NPY002
     rng.stream(0, "a").random(100)
     assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index] # noqa: NPY002
+
+
+@pytest.mark.parametrize("used", [0, 1, 255, 256, 257, 600])
+def test_numbers_made_ahead_are_the_streams_own_and_go_on_from_a_saved_place(used: int) -> None:
+    plain, ahead = rng.stream(3, "x"), rng.Ahead(rng.stream(3, "x"))
+    assert [ahead.random() for _ in range(used)] == plain.random(used).tolist()
+    other = rng.Ahead(rng.stream(9, "y"))
+    other.random()
+    other.load_state_dict(ahead.state_dict())
+    expected = plain.random(300).tolist()
+    assert [ahead.random() for _ in range(300)] == expected
+    assert [other.random() for _ in range(300)] == expected
+
+
+def test_a_branch_of_a_key_draws_what_its_counter_says() -> None:
+    key = rng.counter_key(5, "fleet")
+    row = rng.fractions(key, 4, 7, 2)  # counters 7, 2, then 0 to 3
+    assert [rng.fraction(rng.branch(key, 7), 2, i) for i in range(4)] == row.tolist()
+    assert len({rng.fraction(rng.branch(key, c), 0, 0) for c in range(50)}) == 50

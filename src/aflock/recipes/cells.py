@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..events import Event
 from ..sim.engine import Diverged
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Simulation
+from . import rounds
 
 TUNING_SEED = 1000
 """The seed on which learning rates are chosen; no result is taken from it."""
@@ -18,13 +20,14 @@ POINTS = 40
 """Measurements of a curve that are stored."""
 
 
-def run(document: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, Any]:
+def run(document: Mapping[str, Any], limits: Mapping[str, float], by_round: bool = False) -> dict[str, Any]:
     """One run, and the last measurement within each of the limits; a run that does not get there has none.
 
     A run that diverges is a result, too: it is stored with what it had measured, and says so.
     """
     diverged: dict[str, Any] = {}
-    with Simulation(Experiment.build(document)) as simulation:
+    events: list[Event] = []
+    with Simulation(Experiment.build(document), on_event=events.append if by_round else None) as simulation:
         try:
             simulation.run()
         except Diverged as error:
@@ -32,11 +35,15 @@ def run(document: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, A
         result, curve = simulation.result(), simulation.measurements
     del simulation
     gc.collect()  # its parts refer to each other, and the next run needs the room
-    return diverged | {
-        "at": {axis: None if diverged else _within(curve, axis, limit) for axis, limit in limits.items()},
-        "result": asdict(result),
-        "curve": [_point(measured) for measured in _thinned(curve)],
-    }
+    return (
+        diverged
+        | {
+            "at": {axis: None if diverged else _within(curve, axis, limit) for axis, limit in limits.items()},
+            "result": asdict(result),
+            "curve": [_point(measured) for measured in _thinned(curve)],
+        }
+        | ({"rounds": rounds.saved(rounds.record(events))} if by_round else {})
+    )
 
 
 def _within(curve: Sequence[Measurement], axis: str, limit: float) -> dict[str, float] | None:

@@ -3,6 +3,7 @@
     {says, kind = "better", row = "ACE", than = ["FedBuff", ...], columns = [...]}      in every column
     {says, kind = "near", column = "asynchrony", to = "synchrony", within = 0.02}       in every row
     {says, kind = "falling", columns = ["p=10", "p=5", ...]} or rows = [...]             from first to last
+    {says, kind = "steadier", row = "ACE", than = [...], columns = ["easy", "hard"]}     it loses less on the way
 
 A difference counts as such when the 95 % interval of its mean over the seeds (paired: same seed, same data, same
 schedule) leaves zero out. A claim holds if it is so everywhere it is made, fails if the contrary is so anywhere, and is
@@ -66,6 +67,12 @@ def _pairs(claim: Mapping[str, Any], grid: Grid) -> Iterator[tuple[list[float], 
                 if (row, claim["column"]) in grid and (row, claim["to"]) in grid:
                     gap = _minus(grid[row, claim["column"]], grid[row, claim["to"]])
                     yield [x + claim["within"] for x in gap], row
+        case "steadier":
+            easy, hard = columns
+            for other in claim["than"]:
+                if all((row, column) in grid for row in (claim["row"], other) for column in columns):
+                    loses = [_minus(grid[row, easy], grid[row, hard]) for row in (other, claim["row"])]
+                    yield _minus(*loses), f"{other}, {easy} to {hard}"
         case "falling" if "columns" in claim:
             for row in rows:
                 for first, second in pairwise(columns):

@@ -2,7 +2,7 @@
 
 [recipe]            title, paper, where in it, where results are read off, notes on how it was read
 [experiment.*]      the sections all cells share, as in an experiment file
-[[rows]], [[columns]]    a label and the changes (section.key=value) that make it
+[[rows]], [[columns]]    a label and the changes (section.key=value) that make it; tune = false: a row without a choice
 [paper]             values = the paper's numbers, row by row; spread = what they were given with, if anything
 [tune]              key and grid: each row picks the value that does best on a seed of its own
 [[claims]]          what the paper says about its numbers, in a form that can be checked
@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -30,6 +30,8 @@ class Line:
 
     label: str
     set: tuple[str, ...] = ()
+    tune: bool = True
+    """Whether a row takes part in the choice of a rate; one that claims to need none does not."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class Scale:
     limits: Mapping[str, float] | None = None
     rows: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    by_row: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Further changes, to some rows only."""
+
+    def changes(self, row: Line) -> tuple[str, ...]:
+        """What the scale changes in a row."""
+        return (*self.set, *self.by_row.get(row.label, ()))
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ class Recipe:
     values: tuple[tuple[float | None, ...], ...] = ()
     explained: str = ""
     """Why cells may differ from the paper's by more than two points, once that is known."""
+    rounds: bool = False
+    """Whether who took part in each round, and its delay, are part of the result."""
     tune: Tune | None = None
     claims: tuple[Mapping[str, Any], ...] = field(default=())
 
@@ -101,7 +111,7 @@ class Recipe:
 
     def cell(self, scale: str, row: Line, column: Line, seed: int, *changes: str) -> Experiment:
         """The experiment of one cell; every seed in it is moved on by `seed`."""
-        made = Experiment.build(self.experiment, [*row.set, *column.set, *self.scale(scale).set, *changes])
+        made = Experiment.build(self.experiment, [*row.set, *column.set, *self.scale(scale).changes(row), *changes])
         document = made.resolved()
         document["seeds"] = {name: value + seed for name, value in document["seeds"].items()}
         return Experiment.build(document)
@@ -171,7 +181,7 @@ def _number(value: float | str) -> float | None:
 
 
 def _line(value: Mapping[str, Any]) -> Line:
-    return Line(value["label"], tuple(value.get("set", ())))
+    return Line(**_tupled(value))
 
 
 def _scale(value: Mapping[str, Any]) -> Scale:

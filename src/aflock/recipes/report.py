@@ -11,6 +11,7 @@ from typing import Any
 from ..files import write_whole
 from ..reports.figures import panels_figure
 from ..reports.tables import half_interval
+from . import rounds
 from .cells import TUNING_SEED
 from .claims import Grid, judge
 from .recipe import SCALES, Recipe, names, read
@@ -68,6 +69,8 @@ def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Pa
     for axis, grid in budgets(recipe, runs).items():
         lines += [f"**{BUDGETS.get(axis, 'at the end')}**", "", *table(recipe, scale, grid, axis, runs), ""]
         lines += [*verdicts(recipe, grid), ""] if recipe.claims else []
+    if recipe.rounds:
+        lines += [*by_round(runs), ""]
     if recipe.explained:
         lines += [f"Why cells differ: {recipe.explained}", ""]
     lines += _tuned(recipe, runs)
@@ -161,13 +164,33 @@ def verdicts(recipe: Recipe, grid: Grid) -> list[str]:
     return [f"- *{verdict.outcome}*: {verdict.says} ({verdict.detail})" for verdict in found]
 
 
+def by_round(runs: Runs) -> list[str]:
+    """Who took part and how long rounds waited, over all seeds."""
+    lines = [
+        "**round by round**",
+        "",
+        "| | rounds | clients per round | busiest client, rounds (per seed) | longest delay by clients in the round |",
+        "|---|---|---|---|---|",
+    ]
+    for (row, column), found in runs.items():
+        each = [rounds.loaded(run["rounds"]) for run in found]
+        every = [one for run in each for one in run]
+        if len(every) <= len(each):  # a single round per seed says nothing of the kind
+            continue
+        size = sum(len(one.clients) for one in every) / len(every)
+        busiest = ", ".join(f"{rounds.busiest(run)} of {len(run)}" for run in each)
+        delays = ", ".join(f"{count}: {delay:.2f}" for count, delay in rounds.delay_by_size(every).items() if delay)
+        lines.append(f"| {row}, {column} | {len(every)} | {size:.1f} | {busiest} | {delays or 'no clock'} |")
+    return lines
+
+
 def _tuned(recipe: Recipe, runs: Runs) -> list[str]:
     if recipe.tune is None:
         return []
     chosen = {cell: ", ".join(found[0]["changes"]) for cell, found in runs.items()}
     by_row: dict[str, list[str]] = {}
     for (row, _), changes in chosen.items():
-        by_row.setdefault(row, []).append(changes.partition("=")[2])
+        by_row.setdefault(row, []).append(changes.partition("=")[2] or "none")
     listed = "; ".join(f"{row}: {', '.join(dict.fromkeys(values))}" for row, values in by_row.items())
     return [f"Chosen `{recipe.tune.key}`: {listed}.", ""]
 
@@ -197,4 +220,6 @@ def text(recipe: Recipe, scale: str, document: Mapping[str, Any]) -> str:
     for axis, grid in budgets(recipe, runs).items():
         lines += ["", f"{BUDGETS.get(axis, 'at the end')}:", *table(recipe, scale, grid, axis, runs)]
         lines += verdicts(recipe, grid)
+    if recipe.rounds:
+        lines += ["", *by_round(runs)]
     return "\n".join(lines)

@@ -34,6 +34,7 @@ class Work:
     changes: tuple[str, ...]
     document: dict[str, Any]
     limits: dict[str, float]
+    by_round: bool
     key: str
 
 
@@ -84,13 +85,15 @@ def reproduce(
 
 def _work(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes: str) -> Work:
     document, limits = recipe.cell(scale, row, column, seed, *changes).resolved(), recipe.limits_at(scale)
-    return Work(row, column, seed, changes, document, limits, key(recipe, scale, row, column, seed, *changes))
+    made_of = key(recipe, scale, row, column, seed, *changes)
+    return Work(row, column, seed, changes, document, limits, recipe.rounds, made_of)
 
 
 def key(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes: str) -> str:
     """What makes a run what it is: all that the recipe says of it, and no labels."""
-    said = [row.set, column.set, recipe.scale(scale).set, changes]
-    text = json.dumps([recipe.experiment, said, seed, recipe.limits_at(scale)], sort_keys=True)
+    said = [row.set, column.set, recipe.scale(scale).changes(row), changes]
+    parts = [recipe.experiment, said, seed, recipe.limits_at(scale), *(["rounds"] if recipe.rounds else [])]
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -108,7 +111,7 @@ def _tuned_cells(recipe: Recipe, scale: str) -> Iterator[tuple[Line, Line]]:
     assert recipe.tune is not None
     for row in rows:
         for column in columns:
-            if recipe.tune.column in (None, column.label):
+            if row.tune and recipe.tune.column in (None, column.label):
                 yield row, column
 
 
@@ -123,7 +126,7 @@ def _wanted(recipe: Recipe, scale: str, seeds: int, store: Store, tuning: list[W
 
 def _best(recipe: Recipe, store: Store, tuning: list[Work], row: Line, column: Line) -> tuple[str, ...]:
     """The change that did best on the tuning seed, by what the paper counts."""
-    if recipe.tune is None:
+    if recipe.tune is None or not row.tune:
         return ()
     where = recipe.tune.column or column.label
     tried = [work for work in tuning if work.row == row and work.column.label == where]
@@ -155,11 +158,11 @@ def _run_missing(store: Store, works: list[Work], jobs: int, report: Report, wha
 def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:
     """The runs as they end: one after the other in this process, or side by side in several."""
     if jobs == 1:
-        yield from ((work, cells.run(work.document, work.limits)) for work in works)
+        yield from ((work, cells.run(work.document, work.limits, work.by_round)) for work in works)
         return
     context, count = multiprocessing.get_context("spawn"), min(jobs, len(works))
     with threads.one_thread_for_children(), ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:
-        waiting = {pool.submit(cells.run, work.document, work.limits): work for work in works}
+        waiting = {pool.submit(cells.run, work.document, work.limits, work.by_round): work for work in works}
         try:
             while waiting:
                 finished, _ = wait(waiting, return_when=FIRST_COMPLETED)

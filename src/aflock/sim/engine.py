@@ -150,8 +150,9 @@ class Engine:
 
     def run(self, stop: Callable[[], bool] | None = None) -> bool:
         """To the end of the budget, or until `stop` says so between two steps; whether the end was reached."""
-        step = self.step
-        while not self.finished:
+        step, budget, tally, clock, strategy = self.step, self.budget, self.tally, self.clock, self.coordinator.strategy
+        uploads, versions, time = budget.uploads, budget.versions, budget.time
+        while tally.uploads < uploads and clock.now < time and strategy.version < versions:
             if stop is not None and stop():
                 return False
             step()
@@ -178,7 +179,11 @@ class Engine:
         if due >= self.budget.time:
             clock.now = self.budget.time
         elif not self.ticks:
-            self.deliver(clock.next())
+            item = clock.next()
+            if type(item) is Order and self.seats[item.job.client].order is item:
+                self._arrive(item)
+            else:
+                self.deliver(item)
         else:
             self._tick(due)
 

@@ -52,7 +52,7 @@ class TrainingParams(Params):
 class AutoParams(Params):
     """The client's half of whatever the server's rule is."""
 
-    eta_l: float = positive(0.1, "local step size")
+    eta_l: float | None = positive(None, "local step size; None: the local rule's own default")
 
 
 @dataclass(frozen=True)

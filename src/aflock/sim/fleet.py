@@ -85,6 +85,7 @@ class Fleet:
         p = self.p
         self._plain = not (p.per_step or p.latency or p.bandwidth)
         self._unreliable = bool(p.silent_share or p.loss)
+        self._same_for_all = type(delay).draw is Delay.draw
         self._silent = set(np.flatnonzero(self.roles == "silent").tolist())
         if not np.isin(self.roles, ("member", "late")).any():
             raise ParameterError(
@@ -131,7 +132,8 @@ class Fleet:
         """Compute plus network time of a client's job; `size` is the bytes that travel; inf if it never returns."""
         if self._unreliable and not self.returns(client, job):
             return math.inf
-        time = self._factors[client] * self.delay.draw(client, job, rng.fraction(self._jobs, client, job))
+        u, delay = rng.fraction(self._jobs, client, job), self.delay
+        time = self._factors[client] * (delay.quantile(u) if self._same_for_all else delay.draw(client, job, u))
         if not self._plain:
             p = self.p
             time = time * (steps if p.per_step else 1) + p.latency + (size / p.bandwidth if p.bandwidth else 0.0)

@@ -92,7 +92,8 @@ def _local_rule(experiment: Experiment, strategy: Strategy) -> local.LocalRule:
     if section.name != "auto":
         return local.create(section.name, **section.params)
     name, shared = strategy.client_half
-    return local.create(name, **section.params, **shared)
+    given = {key: value for key, value in section.params.items() if value is not None}
+    return local.create(name, **given, **shared)
 
 
 def _check_halves(rule: local.LocalRule, strategy: Strategy) -> None:

@@ -176,10 +176,10 @@ class Strategy(ABC):
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
         if not self.started:
             self._require_start()
-        update = self.check_numbers(update)
-        staleness = self.version - update.version
-        if not 0 <= staleness <= self.version:
-            raise VersionError(f"version {update.version} does not exist; expected one of 0 to {self.version}")
+        update, version = self.check_numbers(update), self.version
+        staleness = version - update.version
+        if not 0 <= staleness <= version:
+            raise VersionError(f"version {update.version} does not exist; expected one of 0 to {version}")
         vectors, length = update.vectors, self.w.size
         if type(vectors) is not dict:
             mapping(vectors, "vectors")

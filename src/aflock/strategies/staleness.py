@@ -5,7 +5,7 @@ from __future__ import annotations
 
 def polynomial(tau: int, a: float) -> float:
     """s(tau) = (tau+1)^(-a)."""
-    return float((tau + 1.0) ** -a)
+    return float((tau + 1.0) ** -a) if a else 1.0
 
 
 def hinge(tau: int, a: float, b: float) -> float:

@@ -7,11 +7,12 @@ done = rule.train(job, Task(gradient), steps=5, needs=strategy.needs)
 from __future__ import annotations
 
 from . import adam, adamasfl, fedprox, masfl, scaffold, sgd  # noqa: F401  (importing a rule registers it)
+from .auto import AUTO, choose, made
 from .base import LocalRule, Memory, Task, Trained
 from .registry import Entry, create, entries, names, register
 from .steps import Dynamic, Epochs, Fixed, Steps
 
 __all__ = [
-    "Dynamic", "Entry", "Epochs", "Fixed", "LocalRule", "Memory", "Steps", "Task", "Trained", "create", "entries",
-    "names", "register",
+    "AUTO", "Dynamic", "Entry", "Epochs", "Fixed", "LocalRule", "Memory", "Steps", "Task", "Trained", "choose",
+    "create", "entries", "made", "names", "register",
 ]  # fmt: skip

@@ -70,7 +70,8 @@ def _workshop(
         "dynamic": local.Dynamic,
         "epochs": local.Epochs,
     }
-    rule = _local_rule(experiment, strategy)
+    half: Named = experiment.section("local")
+    rule = local.made(half.name, half.params, strategy.client_half)
     _check_halves(rule, strategy)
     _check_rate(model, rule)
     return Workshop(
@@ -85,15 +86,6 @@ def _workshop(
         strategy.changes,
         training.validation,
     )
-
-
-def _local_rule(experiment: Experiment, strategy: Strategy) -> local.LocalRule:
-    section: Named = experiment.section("local")
-    if section.name != "auto":
-        return local.create(section.name, **section.params)
-    name, shared = strategy.client_half
-    given = {key: value for key, value in section.params.items() if value is not None}
-    return local.create(name, **given, **shared)
 
 
 def _check_halves(rule: local.LocalRule, strategy: Strategy) -> None:

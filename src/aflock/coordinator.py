@@ -99,6 +99,16 @@ class Coordinator:
         """The open jobs, oldest first."""
         return dict(self._at.open)
 
+    @property
+    def open_jobs(self) -> int:
+        """How many jobs are open."""
+        return len(self._at.open)
+
+    @property
+    def free_places(self) -> float:
+        """How many more jobs may be open now."""
+        return self._slots()
+
     def ticket(self, client: int) -> Ticket:
         """The client's open job."""
         return self._at.open[self._require_open_job(client)]
@@ -110,6 +120,10 @@ class Coordinator:
     def is_idle(self, client: int) -> bool:
         """Whether the client could be given a job now."""
         return client in self._at.idle
+
+    def can_pull(self, client: int) -> bool:
+        """Whether the client would get a job if it asked now; one that has a job loses it and gets another."""
+        return client in self._at.open or (client in self._at.idle and self._slots() >= 1)
 
     @property
     def idle(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush"]
 
@@ -26,6 +26,11 @@ class Event:
     outcome: str = ""
     reason: str = ""
     first: bool = False
+
+    def line(self) -> dict[str, Any]:
+        """What a trace says of it: all that is known, as JSON values."""
+        named = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in named if value is not None and value is not False and value != ""}
 
 
 class Ticket(NamedTuple):

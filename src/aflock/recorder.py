@@ -21,7 +21,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -37,8 +37,6 @@ from .sim.experiment import Experiment
 from .sim.simulation import Measurement, Result, Simulation
 
 Watch = Callable[[Simulation], None]
-
-_EVENT = tuple(field.name for field in fields(Event))
 
 
 class Unwritable(AflockError):
@@ -166,12 +164,7 @@ class Recorder:
             leftover.unlink()
 
     def _on_event(self, event: Event) -> None:
-        line: dict[str, Any] = {}
-        for name in _EVENT:
-            value = getattr(event, name)
-            if value is not None and value is not False and value != "":  # a client, a version or a time may be 0
-                line[name] = value
-        self._files["trace"].write(json.dumps(line) + "\n")
+        self._files["trace"].write(json.dumps(event.line()) + "\n")
 
     def _on_measurement(self, measurement: Measurement) -> None:
         described = asdict(measurement)

@@ -1,0 +1,69 @@
+"""Who is let in: the right token, not too often, and not after one useless update too many."""
+
+from __future__ import annotations
+
+import time
+
+from .members import BadToken, Member, Members, Revoked
+from .refusals import Refused
+from .wire import Headers
+
+CHECKS = 0.5
+"""Seconds between two looks at the members' file when a token is not known."""
+
+
+class Door:
+    """Authentication, rates and strikes."""
+
+    def __init__(self, members: Members, *, rate: float, strikes: int) -> None:
+        self._members, self._rate, self._strikes = members, rate, strikes
+        self._buckets: dict[str, tuple[float, float]] = {}
+        self._struck: dict[str, int] = {}
+        self._looked = 0.0
+
+    def enter(self, headers: Headers) -> Member:
+        """The member who asks, or a refusal."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise Refused(401, "token", "send your token: Authorization: Bearer aflock1...")
+        try:
+            member = self._authenticate(token.strip())
+        except BadToken:
+            raise Refused(401, "token", "the token is not valid") from None
+        except Revoked:
+            raise Refused(403, "revoked", "your invitation was revoked") from None
+        self._count(member.name)
+        return member
+
+    def _authenticate(self, token: str) -> Member:
+        try:
+            return self._members.authenticate(token)
+        except (BadToken, Revoked):  # perhaps it was invited a moment ago
+            now = time.monotonic()
+            if now - self._looked < CHECKS:
+                raise
+            self._looked = now
+            if not self._members.refresh():
+                raise
+            return self._members.authenticate(token)
+
+    def _count(self, name: str) -> None:
+        """A bucket that fills with `rate` requests per second and holds two seconds' worth."""
+        now = time.monotonic()
+        left, then = self._buckets.get(name, (2 * self._rate, now))
+        left = min(2 * self._rate, left + (now - then) * self._rate)
+        if left < 1:
+            self._buckets[name] = (left, now)
+            wait = (1 - left) / self._rate
+            raise Refused(429, "too-fast", f"at most {self._rate:g} requests per second", max(0.01, round(wait, 3)))
+        self._buckets[name] = (left - 1, now)
+
+    def strike(self, name: str) -> bool:
+        """One more useless update in a row; whether that is one too many."""
+        self._struck[name] = self._struck.get(name, 0) + 1
+        return self._struck[name] >= self._strikes
+
+    def forgive(self, name: str) -> None:
+        """A good one: the count begins anew."""
+        if self._struck:
+            self._struck.pop(name, None)

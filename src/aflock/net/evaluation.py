@@ -1,0 +1,79 @@
+"""The model on held-out data, every so many versions, beside the server's work; the best one is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..models.base import Evaluation
+from ..types import Vector
+from . import weights
+from .refusals import Refused
+from .service import Service
+from .store import Store
+
+log = logging.getLogger("aflock.server")
+
+
+class Evaluator:
+    """Measures one model at a time; versions that come meanwhile are passed over."""
+
+    def __init__(self, store: Store, service: Service) -> None:
+        p = store.settings.section("evaluation")
+        self._store, self._service = store, service
+        self._every, self._target = p.every, p.target
+        self._thread = ThreadPoolExecutor(1, "evaluation") if p.every is not None else None
+        self._last = store.federation.version
+        self._best = self._kept_best()
+        self._task: asyncio.Task[None] | None = None
+
+    def _kept_best(self) -> float:
+        file = self._store.folder / "best.json"
+        try:
+            return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1.0
+
+    def on_version(self, version: int) -> None:
+        """The model has moved."""
+        if self._thread is None or version - self._last < self._every or (self._task and not self._task.done()):
+            return
+        self._last = version
+        self._task = asyncio.get_running_loop().create_task(self._measure(version, self._store.federation.model))
+
+    async def _measure(self, version: int, model: Vector) -> None:
+        found: Evaluation = await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
+        log.info("version %d: accuracy %.4f, loss %.4f", version, found.accuracy, found.loss)
+        self._service.meter.evaluation.update(version=version, accuracy=found.accuracy, loss=found.loss)
+        if found.accuracy > self._best:
+            self._best = found.accuracy
+            self._keep(version, model, found)
+        if self._target is not None and found.accuracy >= self._target:
+            try:
+                await self._service.end(f"accuracy {found.accuracy:.4f} at version {version} reaches the target")
+            except Refused as refusal:
+                log.warning("the federation cannot be ended now: %s", refusal)
+
+    def _evaluate(self, model: Vector) -> Evaluation:
+        start = self._store.start
+        assert start.model is not None
+        assert start.dataset is not None
+        return start.model.evaluate(model, start.dataset.test_inputs, start.dataset.test_y)
+
+    def _keep(self, version: int, model: Vector, found: Evaluation) -> None:
+        about: dict[str, Any] = {"version": version, "accuracy": found.accuracy, "loss": found.loss}
+        try:
+            weights.save(self._store.folder / "best.safetensors", model, **about)
+            (self._store.folder / "best.json").write_text(json.dumps(about), encoding="utf-8")
+        except OSError as error:
+            log.error("the best model cannot be kept: %s", error)
+
+    async def close(self) -> None:
+        """Waits for the measurement under way."""
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._thread is not None:
+            self._thread.shutdown()

@@ -1,0 +1,380 @@
+"""A federation as a state machine: journal records in, answers out. It knows no clock, no socket and no file.
+
+Everything that changes it is a `Record` (a small JSON head and, for an update, the vectors as they came). What a record
+does depends on the state and the record alone, so that replaying a journal ends with the same bits:
+
+    open      the federation's name
+    hello     a client comes; with enough of them the first jobs are given; later ones join
+    pull      a client asks for a job
+    update    a client reports, and may ask for the next job in the same breath
+    drop      a job is given up (declined, or its lease ran out)
+    leave     a client goes for good
+    suspend   a client is shut out
+    end       the federation is over
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..coordinator import Coordinator
+from ..errors import InputError, StateError
+from ..events import Event
+from ..types import Job, Receipt, State, Update, Vector
+from . import wire
+from .refusals import Refused, ended, unknown_job, unusable
+from .settings import FederationParams, Settings
+from .wire import Buffer, UpdateHead
+
+Head = Mapping[str, Any]
+
+HISTOGRAM = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Upper ends of the classes staleness is counted in."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """What the server knows of a client."""
+
+    name: str
+    number: int
+    generation: int
+    jobs: int = 0
+    """How many it was given."""
+    uploads: int = 0
+    staleness_sum: int = 0
+    staleness: int = 0
+    """Of its last update."""
+    suspended: bool = False
+    answered: int = -1
+    """The last job it answered, and what it was told: the same again if it asks again."""
+    receipt: Receipt = field(default_factory=lambda: Receipt("rejected", 0))
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A job that was handed out."""
+
+    job: Job
+    number: int
+    staleness: int
+
+    @property
+    def id(self) -> int:
+        """The coordinator's number for it."""
+        assert self.job.id is not None
+        return self.job.id
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an update is answered with."""
+
+    receipt: Receipt
+    version: int
+    given: Given | None = None
+
+
+@dataclass
+class Counts:
+    """What a federation has seen."""
+
+    applied: int = 0
+    buffered: int = 0
+    rejected: int = 0
+    pulls: int = 0
+    dropped: int = 0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    staleness: list[int] = field(default_factory=lambda: [0] * (len(HISTOGRAM) + 1))
+
+    @property
+    def updates(self) -> int:
+        """All that were taken."""
+        return self.applied + self.buffered + self.rejected
+
+    def add(self, receipt: Receipt) -> None:
+        """One more update."""
+        setattr(self, receipt.outcome, getattr(self, receipt.outcome) + 1)
+        self.staleness_sum += receipt.staleness
+        self.staleness_max = max(self.staleness_max, receipt.staleness)
+        self.staleness[sum(receipt.staleness > end for end in HISTOGRAM)] += 1
+
+
+class Federation:
+    """Members, jobs and the model."""
+
+    def __init__(self, settings: Settings, w0: Vector, on_event: Callable[[Event], None] | None = None) -> None:
+        p: FederationParams = settings.section("federation")
+        self.settings, self.p = settings, p
+        self.strategy = settings.strategy()
+        self.coordinator = Coordinator(
+            self.strategy,
+            concurrency=p.concurrency,
+            max_staleness=p.max_staleness,
+            seed=p.seed,
+            on_event=on_event,
+        )
+        self.w0 = w0
+        self.id = ""
+        self.epoch = 0.0
+        """When it began, in seconds since 1970: what its own time counts from."""
+        self.now = 0.0
+        self.gathered: dict[str, int] = {}
+        self.seats: dict[str, Seat] = {}
+        self.counts = Counts()
+        self.begun = False
+        self.ended = ""
+        self._next = p.clients
+
+    # -- what can be asked ------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """Where the federation stands, in a word."""
+        if self.ended:
+            return "ended"
+        return "gathering" if not self.begun else "opening" if self.coordinator.opening else "running"
+
+    @property
+    def model(self) -> Vector:
+        """The current model."""
+        return self.strategy.model if self.begun else self.w0
+
+    @property
+    def version(self) -> int:
+        """Of the current model."""
+        return self.strategy.version
+
+    def is_member(self, name: str, generation: int) -> bool:
+        """Whether a hello would change nothing."""
+        seat = self.seats.get(name)
+        return self.gathered.get(name) == generation if seat is None else seat.generation == generation
+
+    def seat(self, name: str) -> Seat:
+        """The client's own, or a refusal."""
+        seat = self.seats.get(name)
+        if self.ended:
+            raise ended(self.ended)
+        if seat is None:
+            if name in self.gathered:
+                raise Refused(409, "unknown-job", "jobs have not begun: other clients are still to come")
+            raise Refused(403, "not-a-member", "say hello first: POST /v1/hello")
+        if seat.suspended:
+            raise Refused(403, "suspended", "you are suspended for unusable updates; ask for a new invitation")
+        return seat
+
+    def can_pull(self, name: str) -> bool:
+        """Whether the client would get a job now."""
+        seat = self.seats.get(name)
+        return seat is not None and self.begun and not self.ended and self.coordinator.can_pull(seat.number)
+
+    @property
+    def free_places(self) -> float:
+        """How many more jobs may be open."""
+        return self.coordinator.free_places if self.begun else 0
+
+    def holds(self, seat: Seat, job: int) -> bool:
+        """Whether that is the client's open job."""
+        return self.coordinator.works(seat.number) and self.coordinator.ticket(seat.number).job == job
+
+    def expected(self, seat: Seat) -> tuple[str, ...]:
+        """The vectors an answer to the client's open job carries."""
+        first = self.coordinator.ticket(seat.number).first
+        return ("gradient",) if first else self.strategy.needs
+
+    # -- at the door ------------------------------------------------------------------------------------------------
+
+    def known(self, seat: Seat, job: int) -> Answer | None:
+        """What an update that was taken before was answered with."""
+        return Answer(seat.receipt, seat.version) if seat.answered == job else None
+
+    def check_head(self, seat: Seat, job: int, head: UpdateHead, length: int) -> None:
+        """Refuses an update that cannot be one, before its body is read."""
+        if not self.holds(seat, job):
+            raise unknown_job()
+        names = self.expected(seat)
+        if head.encoding != self.p.encoding:
+            raise unusable(f"vectors are encoded as {head.encoding}; expected {self.p.encoding}")
+        if sorted(head.vectors) != sorted(names):
+            raise unusable(f"the update carries {', '.join(head.vectors) or 'nothing'}; expected {', '.join(names)}")
+        size = wire.size(head.encoding, self.w0.size) * len(names)
+        if length != size:
+            raise unusable(f"the body has {length} bytes; expected {size}")
+        if head.steps < 1 or head.examples < 1:
+            raise unusable("steps and examples must be at least 1")
+        if head.version != self.coordinator.ticket(seat.number).version:
+            raise unusable(f"the update says version {head.version}; its job was of another")
+
+    def check_vectors(self, head: UpdateHead, body: Buffer) -> None:
+        """Refuses vectors no rule can use."""
+        for name, vector in wire.split(body, head.vectors, head.encoding, self.w0.size).items():
+            with np.errstate(over="ignore", invalid="ignore"):
+                norm = math.sqrt(float(np.dot(vector, vector)))
+            if not math.isfinite(norm):
+                norm = float(np.linalg.norm(vector.astype(np.float64)))
+            if not math.isfinite(norm):
+                raise unusable(f"the vector {name} holds numbers that are not finite")
+            if self.p.max_norm is not None and norm > self.p.max_norm:
+                raise unusable(f"the vector {name} has the norm {norm:.4g}; at most {self.p.max_norm:g} is taken")
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    def apply(self, head: Head, body: Buffer) -> Any:
+        """Lets a record happen; what it returns depends on its kind. An error changes nothing."""
+        self.now = max(self.now, float(head["t"]))
+        return getattr(self, f"_on_{head['k']}")(head, body)
+
+    def _on_open(self, head: Head, body: Buffer) -> None:
+        self.id, self.epoch = head["id"], head["epoch"]
+
+    def _on_hello(self, head: Head, body: Buffer) -> None:
+        name, generation = head["name"], head["gen"]
+        seat = self.seats.get(name)
+        if self.ended or self.is_member(name, generation):
+            return
+        if seat is not None:  # invited again
+            seat.generation, seat.suspended = generation, False
+        elif self.begun:
+            self._take_in(name, generation)
+        else:
+            self.gathered[name] = generation
+            if len(self.gathered) == self.p.clients:
+                self._begin()
+
+    def _begin(self) -> None:
+        for number, (name, generation) in enumerate(self.gathered.items()):
+            self.seats[name] = Seat(name, number, generation)
+        self.gathered.clear()
+        self.coordinator.start(self.w0, self.now)
+        self.begun = True
+
+    def _take_in(self, name: str, generation: int) -> None:
+        self.coordinator.join(self._next, self.now)
+        self.seats[name] = Seat(name, self._next, generation)
+        self._next += 1
+
+    def _on_pull(self, head: Head, body: Buffer) -> Given | None:
+        seat = self.seats.get(head["name"])
+        if seat is None or not self.can_pull(seat.name):
+            return None
+        return self._give(seat)
+
+    def _give(self, seat: Seat) -> Given | None:
+        job = self.coordinator.pull(seat.number, self.now)
+        if job is None:
+            return None
+        self.counts.pulls += 1
+        seat.jobs += 1
+        return Given(job, seat.jobs - 1, seat.staleness)
+
+    def _on_update(self, head: Head, body: Buffer) -> Answer:
+        seat = self.seats.get(head["name"])
+        if self.ended:
+            raise ended(self.ended)
+        if seat is None or not self.holds(seat, head["j"]):
+            raise unknown_job()
+        vectors = wire.split(body, head["n"], head["enc"], self.w0.size)
+        update = Update(seat.number, head["v"], vectors, head["s"], head["e"], head["j"])
+        try:
+            receipt = self.coordinator.push(update, self.now)
+        except InputError as error:
+            raise unusable(str(error)) from None
+        self.counts.add(receipt)
+        seat.uploads += 1
+        seat.staleness = receipt.staleness
+        seat.staleness_sum += receipt.staleness
+        seat.answered, seat.receipt, seat.version = head["j"], receipt, self.version
+        version = self.version
+        self._end_when_spent()
+        given = self._give(seat) if head.get("next") and self.can_pull(seat.name) else None
+        return Answer(receipt, version, given)
+
+    def _end_when_spent(self) -> None:
+        budget = self.settings.section("budget")
+        if budget.versions is not None and self.version >= budget.versions:
+            self._end(f"{budget.versions} server steps are done")
+        elif budget.uploads is not None and self.counts.updates >= budget.uploads:
+            self._end(f"{budget.uploads} updates have come")
+
+    def _on_drop(self, head: Head, body: Buffer) -> bool:
+        seat = self.seats.get(head["name"])
+        if seat is None or not self.holds(seat, head["j"]):
+            return False
+        self.coordinator.drop(seat.number, self.now, head["why"])
+        self.counts.dropped += 1
+        return True
+
+    def _on_leave(self, head: Head, body: Buffer) -> None:
+        self.gathered.pop(head["name"], None)
+        seat = self.seats.pop(head["name"], None)
+        if seat is not None and not self.ended:
+            self.coordinator.leave(seat.number, self.now)
+
+    def _on_suspend(self, head: Head, body: Buffer) -> None:
+        seat = self.seats.get(head["name"])
+        if seat is None or seat.generation != head["gen"]:
+            return
+        seat.suspended = True
+        if self.coordinator.works(seat.number):
+            self.coordinator.drop(seat.number, self.now, "the client was suspended")
+
+    def _on_end(self, head: Head, body: Buffer) -> None:
+        if not self.ended:
+            self._end(head["why"])
+
+    def _end(self, why: str) -> None:
+        if self.begun:
+            self.coordinator.finish(self.now)
+        self.ended = why
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """Everything needed to go on with the same bits."""
+        state: State = {
+            "federation": {
+                "id": self.id,
+                "epoch": self.epoch,
+                "now": self.now,
+                "gathered": list(self.gathered.items()),
+                "seats": [_saved(seat) for seat in self.seats.values()],
+                "counts": {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__},
+                "begun": self.begun,
+                "ended": self.ended,
+                "next": self._next,
+            }
+        }
+        return state | ({"coordinator": self.coordinator.state_dict()} if self.begun else {})
+
+    def load_state_dict(self, state: State) -> None:
+        """Takes over a saved state."""
+        try:
+            saved = state["federation"]
+            seats = {values[0]: _loaded(values) for values in saved["seats"]}
+            counts = Counts(**saved["counts"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise StateError(f"the saved state of the federation is damaged ({error!r})") from None
+        if saved["begun"]:
+            self.coordinator.load_state_dict(state["coordinator"])
+        self.id, self.epoch, self.now = saved["id"], saved["epoch"], saved["now"]
+        self.begun, self.ended = saved["begun"], saved["ended"]
+        self.gathered, self.seats, self.counts, self._next = dict(saved["gathered"]), seats, counts, saved["next"]
+
+
+def _saved(seat: Seat) -> list[Any]:
+    receipt = [seat.receipt.outcome, seat.receipt.staleness, seat.receipt.reason]
+    names = [name for name in Seat.__dataclass_fields__ if name != "receipt"]
+    return [*(getattr(seat, name) for name in names), receipt]
+
+
+def _loaded(values: list[Any]) -> Seat:
+    *plain, receipt = values
+    names = [name for name in Seat.__dataclass_fields__ if name != "receipt"]
+    return Seat(**dict(zip(names, plain, strict=True)), receipt=Receipt(*receipt))

@@ -1,0 +1,254 @@
+"""A federation on disk: what was acknowledged is there after any crash.
+
+    fed/federation.toml      the resolved file it was started with
+    fed/journal/             everything that happened since the oldest snapshot (or since ever, with `archive`)
+    fed/snapshot-*           the whole state at some record of the journal
+    fed/trace.jsonl          one line per event, made from the journal
+    fed/model.safetensors    the model at the last snapshot
+
+Start-up is the newest snapshot that can be read, and the journal from there on. The trace is cut back to where it was
+at that snapshot and written again from the journal, so that it always tells what the journal does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from .. import config, state
+from ..errors import InputError, StateError
+from ..events import Event
+from ..files import write_whole
+from ..types import State
+from . import weights
+from .federation import Federation, Head
+from .journal import Journal
+from .refusals import Refused
+from .settings import Settings
+from .wire import Buffer
+
+log = logging.getLogger("aflock.server")
+
+MEGABYTE = 1 << 20
+
+
+class Store:
+    """The folder of one federation, open for one server."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder, self.settings = folder, settings
+        self._server = settings.section("server")
+        self._check_settings()
+        self.start = settings.start()
+        self.journal = Journal(folder / "journal")
+        self._trace: IO[bytes] | None = None
+        self.federation = Federation(settings, self.start.w0, self._on_event)
+        self.recovered = self._recover()
+        self._since = 0
+        """Bytes of journal since the last snapshot."""
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def _check_settings(self) -> None:
+        """Refuses to go on with another rule or model than the federation began with."""
+        file = self.folder / "federation.toml"
+        if file.is_file():
+            began = Settings.build(config.read(file, "aflock serve --example"))
+            for section, values in self.settings.lasting().items():
+                if began.lasting()[section] != values:
+                    changed = [key for key in values if began.lasting()[section].get(key) != values[key]]
+                    raise StateError(
+                        f"[{section}] {', '.join(changed) or 'name'} is not what this federation was begun with (see "
+                        f"{file}); put it back, or begin another federation in another folder"
+                    )
+        write_whole(file, self.settings.text())
+        file.chmod(0o600)
+
+    def _recover(self) -> int:
+        """The newest snapshot and the journal from there on; how many records that were."""
+        seq, length = self._load_newest()
+        self._open_trace(length)
+        count = 0
+        for count, record in enumerate(self.journal.recover(after=seq), 1):  # noqa: B007
+            self._apply(json.loads(record.head), record.body)
+        if not self.federation.id:
+            self._found()
+        self._flush()
+        return count
+
+    def _load_newest(self) -> tuple[int, int]:
+        for file in snapshots(self.folder):
+            try:
+                saved = state.load(file)
+                self.federation.load_state_dict(saved["state"])
+            except StateError as error:
+                log.warning("%s cannot be used, taking an older one: %s", file.name, error)
+                self.federation = Federation(self.settings, self.start.w0, self._on_event)
+                continue
+            return int(saved["seq"]), int(saved["trace"])
+        return 0, 0
+
+    def _open_trace(self, length: int) -> None:
+        """Cuts the trace back to where it was at the snapshot."""
+        file = self.folder / "trace.jsonl"
+        file.touch(0o600)
+        if file.stat().st_size < length:
+            log.warning("trace.jsonl has lost lines that were in it at the last snapshot; it goes on with a gap")
+        else:
+            os.truncate(file, length)
+        self._trace = open(file, "ab")  # noqa: SIM115  (kept open until `close`)
+
+    def _found(self) -> None:
+        """The first record: a name for the federation, and when it began."""
+        head = {"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time()}
+        self.journal.write([(encoded(head), b"")])
+        self._apply(head, b"")
+
+    # -- going on ---------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the federation began; it never runs backwards, whatever the machine's clock does."""
+        return max(self.federation.now, time.time() - self.federation.epoch)
+
+    def write(self, entries: Sequence[tuple[bytes, Buffer]]) -> None:
+        """Makes records durable, all or none; may be called from another thread."""
+        self.journal.write(entries)
+        self._since += sum(len(head) + len(body) for head, body in entries)
+
+    def apply(self, head: Head, body: Buffer) -> Any:
+        """Lets a durable record happen."""
+        return self.federation.apply(head, body)
+
+    def _apply(self, head: Head, body: Buffer) -> None:
+        with suppress(Refused):  # as it was then
+            self.federation.apply(head, body)
+
+    def settle(self) -> None:
+        """After a batch of records: the trace is handed to the system."""
+        self._flush()
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether the journal has grown enough."""
+        return bool(self._since >= self._server.snapshot * MEGABYTE)
+
+    def snapshot(self) -> None:
+        """Saves everything, then lets go of what is older than the snapshots that are kept."""
+        self._flush()
+        trace = self._trace
+        assert trace is not None
+        os.fsync(trace.fileno())
+        seq = self.journal.next - 1
+        saved: State = {"seq": seq, "trace": trace.tell(), "state": self.federation.state_dict()}
+        file = self.folder / f"snapshot-{seq:016d}.safetensors"
+        state.save(file, saved)
+        file.chmod(0o600)
+        self._since = 0
+        self.export(self.folder / "model.safetensors")
+        kept = snapshots(self.folder)
+        for old in kept[self._server.snapshots :]:
+            old.unlink()
+        if not self._server.archive and len(kept) >= self._server.snapshots:
+            self.journal.forget(_seq(kept[self._server.snapshots - 1]))
+
+    def export(self, file: Path) -> None:
+        """The current model."""
+        federation = self.federation
+        weights.save(file, federation.model, version=federation.version, federation=federation.id)
+        file.chmod(0o600)
+
+    def close(self) -> None:
+        """Lets go of the folder."""
+        self.journal.close()
+        if self._trace is not None:
+            self._trace.close()
+
+    # -- trace ------------------------------------------------------------------------------------------------------
+
+    def _on_event(self, event: Event) -> None:
+        if self._trace is not None:
+            self._trace.write(json.dumps(event.line()).encode() + b"\n")
+
+    def _flush(self) -> None:
+        if self._trace is None:
+            return
+        try:
+            self._trace.flush()
+        except OSError as error:  # a full disk: the lines stay in memory; the journal has them anyway
+            log.warning("trace.jsonl cannot be written: %s", error)
+
+
+def snapshots(folder: Path) -> list[Path]:
+    """The snapshots of a federation, newest first."""
+    return sorted(folder.glob("snapshot-*.safetensors"), reverse=True)
+
+
+def _seq(snapshot: Path) -> int:
+    return int(snapshot.stem.removeprefix("snapshot-"))
+
+
+def encoded(head: Head) -> bytes:
+    """A record's head as it stands in the journal."""
+    return json.dumps(head, separators=(",", ":")).encode()
+
+
+def replay(folder: Path) -> Replay:
+    """The federation once more, from the oldest state there is; the server must be stopped."""
+    return Replay(folder)
+
+
+class Replay:
+    """A federation lived through again, from its oldest snapshot or from the beginning, without touching its files."""
+
+    def __init__(self, folder: Path) -> None:
+        file = folder / "federation.toml"
+        if not file.is_file():
+            raise InputError(f"{folder} is not the folder of a federation: it has no federation.toml")
+        self.settings = Settings.read(file)
+        self.lines: list[dict[str, Any]] = []
+        self.records = 0
+        journal = Journal(folder / "journal")
+        try:
+            self._live(folder, journal)
+        finally:
+            journal.close()
+
+    def _live(self, folder: Path, journal: Journal) -> None:
+        w0 = self.settings.start().w0
+        self.federation = Federation(self.settings, w0, lambda event: self.lines.append(event.line()))
+        seq, self.begin = 0, 0
+        kept = snapshots(folder)
+        if kept and not self.settings.section("server").archive:
+            saved = state.load(kept[-1])
+            self.federation.load_state_dict(saved["state"])
+            seq, self.begin = int(saved["seq"]), int(saved["trace"])
+        self.since = self.federation.version
+        for record in journal.recover(after=seq):
+            self.records += 1
+            try:
+                self.federation.apply(json.loads(record.head), record.body)
+            except Refused:
+                continue
+
+    def agrees(self, trace: Path) -> bool:
+        """Whether the trace tells the same, line by line, from where the replay began."""
+        with open(trace, encoding="utf-8") as file:
+            file.seek(self.begin)
+            return _whole(file) == self.lines
+
+
+def _whole(file: IO[str]) -> list[dict[str, Any]]:
+    def parsed() -> Iterator[dict[str, Any]]:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+    return list(parsed())

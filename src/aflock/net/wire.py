@@ -1,0 +1,214 @@
+"""What travels: vectors as raw little-endian numbers, everything about them in headers (docs/protocol.md).
+
+    float32    4d bytes
+    float16    2d bytes, IEEE half precision
+    int8       a float32 scale s, then d integers q:   v_k = s*q_k,   s = max|v|/127
+
+Nothing here touches a socket. Every number a stranger sends goes through `number`, which takes decimal digits only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from ..errors import InputError, VectorError
+from ..types import Outcome, Receipt, Vector
+
+PROTOCOL = 1
+
+JOB = "aflock-job"
+VERSION = "aflock-version"
+NUMBER = "aflock-number"
+FIRST = "aflock-first"
+VECTORS = "aflock-vectors"
+ENCODING = "aflock-encoding"
+HAVE = "aflock-have"
+STEPS = "aflock-steps"
+EXAMPLES = "aflock-examples"
+OUTCOME = "aflock-outcome"
+STALENESS = "aflock-staleness"
+LAST_STALENESS = "aflock-last-staleness"
+REASON = "aflock-reason"
+SERVER_VERSION = "aflock-server-version"
+
+ENCODINGS = ("float32", "float16", "int8")
+
+Buffer = bytes | bytearray | memoryview
+Headers = Mapping[str, str]
+"""Names in lower case."""
+
+_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
+_NAMES = re.compile(r"(?:[a-z][a-z0-9_]{0,31}(?:,[a-z][a-z0-9_]{0,31}){0,7})?", re.ASCII)
+
+
+class WireError(InputError):
+    """What came over the wire is not of the form the protocol gives it."""
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+def size(encoding: str, length: int) -> int:
+    """How many bytes a vector of that many numbers takes."""
+    return {"float32": 4 * length, "float16": 2 * length, "int8": 4 + length}[encoding]
+
+
+def encode(vector: Vector, encoding: str) -> memoryview:
+    """The bytes of a vector; for float32 on a little-endian machine its own memory, not a copy."""
+    if encoding == "float32":
+        return np.ascontiguousarray(vector, "<f4").view(np.uint8).data
+    if encoding == "float16":
+        with np.errstate(over="ignore"):
+            halves = vector.astype("<f2")
+        if not np.isfinite(halves).all():
+            raise VectorError("a number is too large for float16; choose the encoding float32")
+        return halves.view(np.uint8).data
+    largest = float(np.abs(vector).max()) if vector.size else 0.0
+    scale = np.float32(largest / 127) or np.float32(1.0)
+    packed = np.empty(4 + vector.size, np.uint8)
+    packed[:4] = np.array([scale], "<f4").view(np.uint8)
+    packed[4:] = np.clip(np.rint(vector / scale), -127, 127).astype(np.int8).view(np.uint8)
+    return packed.data
+
+
+def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
+    """The vector in a buffer; for float32 a view of it. What was encoded comes back the same on every machine."""
+    if len(buffer) != size(encoding, length):
+        raise VectorError(f"a vector has {len(buffer)} bytes; expected {size(encoding, length)} ({encoding})")
+    if encoding == "float32":
+        return np.frombuffer(buffer, "<f4").astype(np.float32, copy=False)
+    if encoding == "float16":
+        return np.frombuffer(buffer, "<f2").astype(np.float32)
+    scale = np.frombuffer(buffer, "<f4", 1)[0]
+    return np.frombuffer(buffer, np.int8, offset=4).astype(np.float32) * np.float32(scale)
+
+
+def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:
+    """The vectors of a body, one after the other."""
+    each, view = size(encoding, length), memoryview(body)
+    if len(view) != each * len(names):
+        raise VectorError(f"the body has {len(view)} bytes; expected {each * len(names)} ({len(names)} x {encoding})")
+    return {name: decode(view[k * each : (k + 1) * each], encoding, length) for k, name in enumerate(names)}
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def number(headers: Headers, name: str, default: int | None = None) -> int:
+    """A header that is a number: decimal digits, at most 18 of them."""
+    text = headers.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not _DIGITS.fullmatch(text):
+        raise WireError(f"the header {name} is {'missing' if text is None else 'not a number'}")
+    return int(text)
+
+
+def names(headers: Headers) -> tuple[str, ...]:
+    """The names of the vectors in a body."""
+    text = headers.get(VECTORS, "")
+    if not _NAMES.fullmatch(text):
+        raise WireError(f"the header {VECTORS} is not a list of names")
+    found = tuple(text.split(",")) if text else ()
+    if len(set(found)) != len(found):
+        raise WireError(f"the header {VECTORS} names a vector twice")
+    return found
+
+
+def encoding(headers: Headers) -> str:
+    """How the vectors of a body are encoded."""
+    found = headers.get(ENCODING, "float32")
+    if found not in ENCODINGS:
+        raise WireError(f"the header {ENCODING} names none of {', '.join(ENCODINGS)}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class JobHead:
+    """A job without its vectors."""
+
+    job: int
+    version: int
+    number: int
+    first: bool
+    vectors: tuple[str, ...]
+    encoding: str
+    staleness: int = 0
+
+    def headers(self) -> dict[str, str]:
+        """As they travel."""
+        return {
+            JOB: str(self.job),
+            VERSION: str(self.version),
+            NUMBER: str(self.number),
+            FIRST: str(int(self.first)),
+            VECTORS: ",".join(self.vectors),
+            ENCODING: self.encoding,
+            LAST_STALENESS: str(self.staleness),
+        }
+
+    @classmethod
+    def parse(cls, headers: Headers) -> Self:
+        """From the headers of an answer."""
+        return cls(
+            number(headers, JOB),
+            number(headers, VERSION),
+            number(headers, NUMBER),
+            bool(number(headers, FIRST, 0)),
+            names(headers),
+            encoding(headers),
+            number(headers, LAST_STALENESS, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateHead:
+    """An update without its vectors."""
+
+    version: int
+    steps: int
+    examples: int
+    vectors: tuple[str, ...]
+    encoding: str
+
+    def headers(self) -> dict[str, str]:
+        """As they travel."""
+        return {
+            VERSION: str(self.version),
+            STEPS: str(self.steps),
+            EXAMPLES: str(self.examples),
+            VECTORS: ",".join(self.vectors),
+            ENCODING: self.encoding,
+        }
+
+    @classmethod
+    def parse(cls, headers: Headers) -> Self:
+        """From the headers of a request."""
+        return cls(
+            number(headers, VERSION),
+            number(headers, STEPS),
+            number(headers, EXAMPLES),
+            names(headers),
+            encoding(headers),
+        )
+
+
+def receipt_headers(receipt: Receipt, version: int) -> dict[str, str]:
+    """A receipt as it travels."""
+    headers = {OUTCOME: receipt.outcome, STALENESS: str(receipt.staleness), SERVER_VERSION: str(version)}
+    return headers | ({REASON: receipt.reason} if receipt.reason else {})
+
+
+def parse_receipt(headers: Headers) -> tuple[Receipt, int]:
+    """A receipt and the server's version when it was made."""
+    known: dict[str, Outcome] = {"applied": "applied", "buffered": "buffered", "rejected": "rejected"}
+    outcome = known.get(headers.get(OUTCOME, ""))
+    if outcome is None:
+        raise WireError(f"the header {OUTCOME} is none of {', '.join(known)}")
+    receipt = Receipt(outcome, number(headers, STALENESS), headers.get(REASON, ""))
+    return receipt, number(headers, SERVER_VERSION)

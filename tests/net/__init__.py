@@ -1,0 +1,1 @@
+"""Federations over real sockets and real files."""

@@ -15,10 +15,11 @@ from .types import Job, Receipt, Update
 if TYPE_CHECKING:
     from . import local, strategies
     from .coordinator import Coordinator
+    from .net.client import Client
     from .runs import simulate
 
 __version__ = "0.1.0"
-__all__ = ["Coordinator", "Job", "Receipt", "Update", "__version__", "local", "simulate", "strategies"]
+__all__ = ["Client", "Coordinator", "Job", "Receipt", "Update", "__version__", "local", "simulate", "strategies"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +28,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if name == "Coordinator":
         return importlib.import_module(".coordinator", __name__).Coordinator
+    if name == "Client":
+        return importlib.import_module(".net.client", __name__).Client
     if name == "simulate":
         return importlib.import_module(".runs", __name__).simulate
     raise AttributeError(f"module 'aflock' has no attribute {name!r}")

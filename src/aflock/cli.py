@@ -17,6 +17,7 @@ from typing import Any
 
 from . import __version__
 from .errors import AflockError, InputError
+from .net import cli as network
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulations(commands)
     _add_showcases(commands)
     _add_recipes(commands)
+    network.add(commands)
     return parser
 
 
@@ -125,7 +127,7 @@ def _add_showcases(commands: Any) -> None:
     optimum.set_defaults(run=_optimum)
 
     bench = commands.add_parser("bench", help="measure speed; all ratios from one run")
-    bench.add_argument("what", choices=["server", "sim"], help="one arrival at the server, or whole simulations")
+    bench.add_argument("what", choices=["server", "sim", "net"], help="an arrival, simulations, the network")
     bench.add_argument("--quick", action="store_true", help="smaller models, fewer repeats: a look, not a measurement")
     bench.add_argument("--json", action="store_true", help="print JSON instead of the table")
     bench.add_argument("--out", metavar="FILE", help="also write the JSON to a file")
@@ -306,13 +308,25 @@ def _replay(options: argparse.Namespace) -> int:
 
     trace = Path(options.trace)
     if not trace.is_file():
-        raise InputError(f"{trace} does not exist; expected the trace.jsonl of a run")
+        raise InputError(f"{trace} does not exist; expected the trace.jsonl of a run or a federation")
+    if trace.with_name("federation.toml").is_file():
+        return _replay_federation(trace, options)
     experiment = Experiment.read(trace.with_name("config.toml"))
     simulation = Simulation(experiment.variant(options.strategy, 0) if options.strategy else experiment)
     skipped = replay.replay(simulation, replay.read(trace))
     described = asdict(simulation.result()) | {"skipped": skipped}
     _print_result(described, options.json)
     return 0
+
+
+def _replay_federation(trace: Path, options: argparse.Namespace) -> int:
+    from .net.replay import replay
+
+    if options.strategy:
+        raise InputError("the updates of a federation were made for its own rule; leave --strategy out")
+    described = replay(trace)
+    _print_result(described, options.json)
+    return 0 if described["agrees"] else 1
 
 
 def _print_result(described: dict[str, Any], as_json: bool) -> None:

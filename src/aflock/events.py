@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,21 @@ class Event:
     outcome: str = ""
     reason: str = ""
     first: bool = False
+
+    def text(self) -> str:
+        """The line of a trace as text; the frequent ones several times as fast as through `json`."""
+        if self.kind == "pull" and not self.first:
+            return (
+                f'{{"kind": "pull", "time": {self.time!r}, "server": {self.server}, "client": {self.client}, '
+                f'"version": {self.version}, "job": {self.job}}}\n'
+            )
+        if self.kind == "arrival" and not self.first and not self.reason:
+            return (
+                f'{{"kind": "arrival", "time": {self.time!r}, "server": {self.server}, "client": {self.client}, '
+                f'"version": {self.version}, "job": {self.job}, "steps": {self.steps}, "examples": {self.examples}, '
+                f'"staleness": {self.staleness}, "outcome": "{self.outcome}"}}\n'
+            )
+        return json.dumps(self.line()) + "\n"
 
     def line(self) -> dict[str, Any]:
         """What a trace says of it: all that is known, as JSON values."""

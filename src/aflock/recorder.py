@@ -16,7 +16,6 @@ it, so that a resumed run leaves the same files as one that was never interrupte
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -164,7 +163,7 @@ class Recorder:
             leftover.unlink()
 
     def _on_event(self, event: Event) -> None:
-        self._files["trace"].write(json.dumps(event.line()) + "\n")
+        self._files["trace"].write(event.text())
 
     def _on_measurement(self, measurement: Measurement) -> None:
         described = asdict(measurement)

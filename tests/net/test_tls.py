@@ -364,16 +364,41 @@ def test_the_key_of_the_authority_may_be_kept_elsewhere(fed: Path) -> None:
         issue_client(fed, "alice")
 
 
-def test_two_starts_at_once_agree(fed: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from aflock.net.tls import prepare\n"
-        "sys.stdout.write(prepare(Path(sys.argv[1]), ['localhost']).fingerprint)"
-    )
-    children = [subprocess.Popen([sys.executable, "-c", script, str(fed)], stdout=subprocess.PIPE) for _ in range(3)]
-    said = {child.communicate(timeout=60)[0].decode() for child in children}
-    made = prepare(fed, ["localhost"])
-    assert said == {made.fingerprint}
-    assert _greeting(server_context(made), client_context(_ca(made))) == b"hello "
+STARTING = """
+import sys
+from pathlib import Path
+from cryptography import x509
+from aflock.net.tls import prepare
+sys.stdout.write("ready\\n")
+sys.stdout.flush()
+for folder in sys.stdin:
+    sys.stdout.write(prepare(Path(folder.strip()), ["localhost"]).fingerprint + "\\n")
+    sys.stdout.flush()
+"""
+
+
+def test_two_starts_at_once_agree(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTING]
+    pipe = subprocess.PIPE
+    children = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) for _ in range(3)]
+    assert [_line(child) for child in children] == ["ready\n"] * 3
+    for k in range(10):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write(f"{folder}\n")
+        said = {_line(child).strip() for child in children}
+        assert said == {fingerprint((folder / "tls/ca.pem").read_bytes())}
+        server_context(prepare(folder, ["localhost"]))
+    for child in children:
+        child.communicate(timeout=60)
+        assert child.returncode == 0
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline()
 
 
 def test_a_folder_that_is_open_to_others_is_closed(fed: Path) -> None:
@@ -404,7 +429,7 @@ def test_own_certificates_that_cannot_be_used(fed: Path, tmp_path: Path, monkeyp
         (certificate, tmp_path / "none.key", r"none.key cannot be read \(No such file"),
         (key, key, "holds no certificate"),
         (certificate, certificate, "holds no private key"),
-        (certificate, _with_password(tmp_path), "asks for a password"),
+        (certificate, _with_password(tmp_path, key), "asks for a password"),
         (old, old_key, "has expired on 20"),
         (early, early_key, "is not valid before 20"),
     ]
@@ -413,8 +438,8 @@ def test_own_certificates_that_cannot_be_used(fed: Path, tmp_path: Path, monkeyp
             prepare(fed, HOSTS, certificate=wrong, key=wrong_key)
 
 
-def _with_password(folder: Path) -> Path:
-    key = ec.generate_private_key(ec.SECP256R1())
+def _with_password(folder: Path, plain: Path) -> Path:
+    key = serialization.load_pem_private_key(plain.read_bytes(), None)
     (folder / "locked.key").write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -430,7 +455,7 @@ def test_contexts_refuse_what_they_cannot_use(fed: Path, tmp_path: Path) -> None
     trust = _ca(made)
     other = tmp_path / "other.key"
     other.write_bytes(_other_key())
-    for key in (other, _with_password(tmp_path), made.certificate):
+    for key in (other, _with_password(tmp_path, made.key), made.certificate):
         with pytest.raises(InputError, match=r"cannot be used \(.*\); expected a certificate and its key"):
             server_context(Certificates(made.certificate, key, None, ""))
         with pytest.raises(InputError, match=r"cannot be used \(.*\); expected a certificate and its key"):

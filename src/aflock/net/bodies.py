@@ -61,15 +61,13 @@ class Bodies:
                 turn.set_result(None)
 
 
-async def read(receive: Receive, length: int) -> bytearray:
-    """A body of exactly that many bytes."""
+async def read(receive: Receive, length: int, message: Any) -> bytearray:
+    """A body of exactly that many bytes, from its first message on."""
     body, filled = bytearray(length), 0
     try:
         async with asyncio.timeout(None) as limit:
             begun = asyncio.get_running_loop().time()
             while True:
-                limit.reschedule(begun + GRACE + filled / LEAST + 1.0)
-                message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
                 chunk = message.get("body", b"")
@@ -79,8 +77,21 @@ async def read(receive: Receive, length: int) -> bytearray:
                 filled += len(chunk)
                 if not message.get("more_body", False):
                     break
+                limit.reschedule(begun + GRACE + filled / LEAST)
+                message = await receive()
     except TimeoutError:
         raise Refused(408, "slow", f"{filled} of {length} bytes came; send at least {LEAST} bytes per second") from None
     if filled != length:
         raise Refused(400, "malformed", f"the body has {filled} bytes; Content-Length says {length}")
     return body
+
+
+async def skip(receive: Receive, length: int) -> None:
+    """Reads a body and forgets it; who sends it too slowly is not waited for."""
+    try:
+        async with asyncio.timeout(GRACE + length / LEAST):
+            while (message := await receive()).get("more_body"):
+                if message["type"] == "http.disconnect":
+                    raise Gone
+    except TimeoutError:
+        raise Refused(408, "slow", f"send at least {LEAST} bytes per second") from None

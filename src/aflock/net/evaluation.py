@@ -8,6 +8,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..files import write_whole
 from ..models.base import Evaluation
 from ..types import Vector
 from . import weights
@@ -67,7 +68,7 @@ class Evaluator:
         about: dict[str, Any] = {"version": version, "accuracy": found.accuracy, "loss": found.loss}
         try:
             weights.save(self._store.folder / "best.safetensors", model, **about)
-            (self._store.folder / "best.json").write_text(json.dumps(about), encoding="utf-8")
+            write_whole(self._store.folder / "best.json", json.dumps(about))
         except OSError as error:
             log.error("the best model cannot be kept: %s", error)
 

@@ -15,13 +15,13 @@ does depends on the state and the record alone, so that replaying a journal ends
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from .. import kernels
 from ..coordinator import Coordinator
 from ..errors import InputError, StateError
 from ..events import Event
@@ -191,9 +191,10 @@ class Federation:
 
     # -- at the door ------------------------------------------------------------------------------------------------
 
-    def known(self, seat: Seat, job: int) -> Answer | None:
-        """What an update that was taken before was answered with."""
-        return Answer(seat.receipt, seat.version) if seat.answered == job else None
+    def known(self, name: str, job: int) -> Answer | None:
+        """What an update that was taken before was answered with, also after the end."""
+        seat = self.seats.get(name)
+        return Answer(seat.receipt, seat.version) if seat is not None and seat.answered == job else None
 
     def check_head(self, seat: Seat, job: int, head: UpdateHead, length: int) -> None:
         """Refuses an update that cannot be one, before its body is read."""
@@ -215,14 +216,12 @@ class Federation:
     def check_vectors(self, head: UpdateHead, body: Buffer) -> None:
         """Refuses vectors no rule can use."""
         for name, vector in wire.split(body, head.vectors, head.encoding, self.w0.size).items():
-            with np.errstate(over="ignore", invalid="ignore"):
-                norm = math.sqrt(float(np.dot(vector, vector)))
-            if not math.isfinite(norm):
-                norm = float(np.linalg.norm(vector.astype(np.float64)))
-            if not math.isfinite(norm):
+            if not kernels.all_finite(vector):
                 raise unusable(f"the vector {name} holds numbers that are not finite")
-            if self.p.max_norm is not None and norm > self.p.max_norm:
-                raise unusable(f"the vector {name} has the norm {norm:.4g}; at most {self.p.max_norm:g} is taken")
+            if self.p.max_norm is not None:
+                norm = float(np.linalg.norm(vector.astype(np.float64)))
+                if norm > self.p.max_norm:
+                    raise unusable(f"the vector {name} has the norm {norm:.4g}; at most {self.p.max_norm:g} is taken")
 
     # -- what happens -----------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ def limited(idle: float, connections: int) -> type[HttpToolsProtocol]:
         _timer: asyncio.TimerHandle | None = None
         _in_head = True
         _head_bytes = 0
+        _ended = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -34,8 +35,9 @@ def limited(idle: float, connections: int) -> type[HttpToolsProtocol]:
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
+            self._ended = False
             super().data_received(data)
-            if self._in_head:
+            if self._in_head and not self._ended:  # nothing but headers, so far
                 self._head_bytes += len(data)
                 if self._head_bytes > HEADER_BYTES and not self.transport.is_closing():
                     self._too_much()
@@ -62,7 +64,7 @@ def limited(idle: float, connections: int) -> type[HttpToolsProtocol]:
                 super().on_headers_complete()
 
         def on_message_complete(self) -> None:
-            self._in_head = True
+            self._in_head, self._head_bytes, self._ended = True, 0, True
             if not self.transport.is_closing():
                 super().on_message_complete()
 

@@ -81,10 +81,13 @@ class Keep:
 
     def hold(self, parcel: Parcel, fresh: Mapping[str, npt.NDArray[Any]]) -> None:
         """An update is about to be sent; `fresh` is what the client will remember once it is taken."""
-        after = self.memory | fresh if fresh else {}
+        after = {**self.memory, **fresh} if fresh else {}
         if self._folder is not None:
-            with _private_files():
-                state.save(self._folder / _PENDING, self._document(parcel, after))
+            try:
+                with _private_files():
+                    state.save(self._folder / _PENDING, self._document(parcel, after))
+            except OSError as error:
+                raise StateError(f"{self._folder} cannot be written to ({error.strerror}); make room there") from None
         self.pending, self._next = parcel, after
 
     def take(self) -> None:

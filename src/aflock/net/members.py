@@ -211,7 +211,7 @@ def write_private(file: Path, content: str | bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(file.parent)
+    sync_folder(file.parent)
 
 
 @contextmanager
@@ -261,7 +261,8 @@ def _write_new(path: Path, content: str | bytes) -> None:
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes sure that the names in a folder outlast a loss of power, as their contents do."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

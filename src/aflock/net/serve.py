@@ -65,6 +65,7 @@ def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str
     for line in _greeting(store, url, folder, certificates.fingerprint if certificates else None):
         say(line)
     context = tls.server_context(certificates, options.client_ca) if certificates else None
+    sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     with threads.one_thread(), contextlib.closing(listening):
         return _run(store, folder, listening, context)
 

@@ -50,6 +50,8 @@ class Request:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.receive, self._send = receive, send
         self.unread = True
+        self.known = False
+        """Whether a member asks."""
         self.answered = False
 
     @property
@@ -71,7 +73,15 @@ class Request:
     async def body(self, length: int) -> bytearray:
         """All of it."""
         self.unread = False
-        return await bodies.read(self.receive, length)
+        message = await self.receive()
+        if len(message.get("body", b"")) == length and not message.get("more_body"):  # all of it, at once
+            return bytearray(message["body"])
+        return await bodies.read(self.receive, length, message)
+
+    async def skip(self, length: int) -> None:
+        """Reads it to its end, for nobody: whoever is still sending would not see an answer."""
+        self.unread = False
+        await bodies.skip(self.receive, length)
 
     async def answer(
         self, status: int, parts: list[bytes | memoryview], kind: str, headers: Mapping[str, str] | None = None
@@ -111,7 +121,7 @@ class Service:
         self._advice = store.settings.advice()
         self._waiters: dict[str, asyncio.Future[None]] = {}
         self._arriving: dict[tuple[str, int], asyncio.Future[Answer]] = {}
-        self._parts: tuple[int, tuple[str, ...], list[memoryview]] = (-1, (), [])
+        self._parts: tuple[object, int, tuple[str, ...], list[memoryview]] = (None, -1, (), [])
         self.stopping = False
         self.on_version: Callable[[int], None] = lambda version: None
         self._seen_version = self.federation.version
@@ -170,6 +180,7 @@ class Service:
 
     def _enter(self, request: Request) -> Member:
         member = self._door.enter(request.headers)
+        request.known = True
         self.meter.seen[member.name] = time.monotonic()
         if self.stopping:
             raise busy("stopping", "the server is stopping; try again", 2.0)
@@ -187,11 +198,12 @@ class Service:
     async def _undrained(self, request: Request) -> bool:
         """Reads a short body that nobody wants; whether there was too much of it."""
         text = request.headers.get("content-length", "0")
-        if "transfer-encoding" in request.headers or not text.isdecimal() or int(text[:18]) > _DRAINED:
+        longest = max(_DRAINED, self._largest if request.known else 0)
+        if "transfer-encoding" in request.headers or not text.isdecimal() or int(text[:18]) > longest:
             return True
         if int(text) and "expect" not in request.headers:
             try:
-                await request.body(int(text))
+                await request.skip(int(text))
             except (Refused, Gone):
                 return True
         return False
@@ -294,7 +306,7 @@ class Service:
         job = given.job
         self.leases.begin(name, given.id)
         names, parts = self._vectors(given)
-        if not job.first and request.headers.get(wire.HAVE) == str(job.version):
+        if not job.first and not job.extras and request.headers.get(wire.HAVE) == str(job.version):
             names, parts = (), []
         head = wire.JobHead(
             given.id, job.version, given.number, job.first, names, self.federation.p.encoding, given.staleness
@@ -304,29 +316,28 @@ class Service:
     def _vectors(self, given: Given) -> tuple[tuple[str, ...], list[memoryview]]:
         """The encoded vectors of a job; those of a version are made once."""
         job, encoding = given.job, self.federation.p.encoding
-        if self._parts[0] == job.version and not job.first:
-            return self._parts[1], self._parts[2]
+        if self._parts[0] is job.extras and self._parts[1] == job.version and not job.first:
+            return self._parts[2], self._parts[3]
         vectors = {"model": job.model, **job.extras}
         parts = [wire.encode(vector, encoding) for vector in vectors.values()]
         if not job.first:
-            self._parts = (job.version, tuple(vectors), parts)
+            self._parts = (job.extras, job.version, tuple(vectors), parts)
         return tuple(vectors), parts
 
     async def _update(self, request: Request, member: Member, job: int) -> None:
-        seat, head = self.federation.seat(member.name), UpdateHead.parse(request.headers)
         if "content-length" not in request.headers:
             raise Refused(411, "length", "send a Content-Length")
         length = request.length
         if length > self._largest:
             raise Refused(413, "too-large", f"an update has at most {self._largest} bytes")
-        again = self.federation.known(seat, job)
+        again = self.federation.known(member.name, job)
         if again is None:
             again = await self._same_again(member.name, job)
         if again is not None:
-            if length <= _DRAINED:
-                await request.body(length)
-            await self._send_receipt(request, again, close=length > _DRAINED)
+            await request.skip(length)
+            await self._send_receipt(request, again)
             return
+        seat, head = self.federation.seat(member.name), UpdateHead.parse(request.headers)
         answer = await self._take(request, member, seat, job, head, length)
         await self._send_answer(request, member.name, answer)
 
@@ -357,7 +368,7 @@ class Service:
         return answer
 
     async def _journalled(self, request: Request, seat: Seat, job: int, head: UpdateHead, body: bytearray) -> Answer:
-        again = self.federation.known(seat, job) or await self._same_again(seat.name, job)
+        again = self.federation.known(seat.name, job) or await self._same_again(seat.name, job)
         if again is not None:  # it came twice at the same time
             return again
         if not self.federation.holds(seat, job):
@@ -368,7 +379,7 @@ class Service:
         try:
             answer: Answer = await self._commits.submit(
                 "update", body, name=seat.name, j=job, v=head.version, s=head.steps, e=head.examples,
-                n=head.vectors, enc=head.encoding, next=int(request.option("next") == "1"),
+                n=head.vectors, enc=head.encoding, next=int(request.query == b"next=1"),
             )  # fmt: skip
         except Refused as refusal:
             arriving.set_exception(refusal)

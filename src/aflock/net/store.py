@@ -17,13 +17,13 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from .. import config, state
-from ..errors import InputError, StateError
+from ..errors import StateError
 from ..events import Event
 from ..files import write_whole
 from ..types import State
@@ -175,7 +175,7 @@ class Store:
 
     def _on_event(self, event: Event) -> None:
         if self._trace is not None:
-            self._trace.write(json.dumps(event.line()).encode() + b"\n")
+            self._trace.write(event.text().encode())
 
     def _flush(self) -> None:
         if self._trace is None:
@@ -198,57 +198,3 @@ def _seq(snapshot: Path) -> int:
 def encoded(head: Head) -> bytes:
     """A record's head as it stands in the journal."""
     return json.dumps(head, separators=(",", ":")).encode()
-
-
-def replay(folder: Path) -> Replay:
-    """The federation once more, from the oldest state there is; the server must be stopped."""
-    return Replay(folder)
-
-
-class Replay:
-    """A federation lived through again, from its oldest snapshot or from the beginning, without touching its files."""
-
-    def __init__(self, folder: Path) -> None:
-        file = folder / "federation.toml"
-        if not file.is_file():
-            raise InputError(f"{folder} is not the folder of a federation: it has no federation.toml")
-        self.settings = Settings.read(file)
-        self.lines: list[dict[str, Any]] = []
-        self.records = 0
-        journal = Journal(folder / "journal")
-        try:
-            self._live(folder, journal)
-        finally:
-            journal.close()
-
-    def _live(self, folder: Path, journal: Journal) -> None:
-        w0 = self.settings.start().w0
-        self.federation = Federation(self.settings, w0, lambda event: self.lines.append(event.line()))
-        seq, self.begin = 0, 0
-        kept = snapshots(folder)
-        if kept and not self.settings.section("server").archive:
-            saved = state.load(kept[-1])
-            self.federation.load_state_dict(saved["state"])
-            seq, self.begin = int(saved["seq"]), int(saved["trace"])
-        self.since = self.federation.version
-        for record in journal.recover(after=seq):
-            self.records += 1
-            try:
-                self.federation.apply(json.loads(record.head), record.body)
-            except Refused:
-                continue
-
-    def agrees(self, trace: Path) -> bool:
-        """Whether the trace tells the same, line by line, from where the replay began."""
-        with open(trace, encoding="utf-8") as file:
-            file.seek(self.begin)
-            return _whole(file) == self.lines
-
-
-def _whole(file: IO[str]) -> list[dict[str, Any]]:
-    def parsed() -> Iterator[dict[str, Any]]:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
-
-    return list(parsed())

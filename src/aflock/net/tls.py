@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import AflockError, InputError
-from .members import alone, checked_name, write_private
+from .members import alone, checked_name, sync_folder, write_private
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -166,7 +166,9 @@ def _tls_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise InputError(f"the folder {folder} does not exist; expected the folder of a federation")
     tls = folder / "tls"
-    tls.mkdir(mode=0o700, exist_ok=True)
+    if not tls.is_dir():
+        tls.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(folder)
     if tls.stat().st_mode & 0o077:
         tls.chmod(0o700)
     return tls

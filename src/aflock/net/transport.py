@@ -51,6 +51,7 @@ SLOWEST = 16_384
 """Bytes per second a line must carry: a request may take its timeout, and this for its bodies."""
 
 _PIECE = 1 << 18  # what is handed to the socket at a time: more would be copied
+_IDLE = 60.0  # seconds a connection is kept between two requests; servers keep it a little longer
 _LONGEST_JSON = 1 << 20
 _LONGEST_SENTENCE = 300
 _LONGEST_RETRY = 3600.0
@@ -91,16 +92,16 @@ def is_end(error: Refused) -> bool:
     return error.status == _ENDED
 
 
-# --- what comes --------------------------------------------------------------------------------------------------------
+# --- what comes ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What the federation is and what it asks of a client."""
+    """What the federation is and what it asks of a client; a `number` is given once enough clients have come."""
 
     federation: str
     name: str
-    number: int
+    number: int | None
     state: str
     strategy: str
     needs: tuple[str, ...]
@@ -139,7 +140,7 @@ class Answer:
     next: Pulled | None = None
 
 
-# --- where the server is -----------------------------------------------------------------------------------------------
+# --- where the server is ---------------------------------------------------------------------------------------------
 
 
 def address(url: str, *, insecure: bool = False, secret: bool = True) -> SplitResult:
@@ -184,7 +185,7 @@ def _proxy(where: SplitResult) -> str | None:
     return urllib.request.getproxies().get(where.scheme)
 
 
-# --- the line ----------------------------------------------------------------------------------------------------------
+# --- the line --------------------------------------------------------------------------------------------------------
 
 
 class Session:
@@ -216,6 +217,7 @@ class Session:
         self._tls: ssl.SSLContext | bool = True
         if where.scheme == "https":
             self._tls = tls.client_context(pem_text(ca), certificate=own[0], key=own[1])
+        self._anonymous = where.scheme == "https" and certificate is None
         self._timeout, self._give_up = timeout, give_up
         self._http: aiohttp.ClientSession | None = None
         self._hurry = asyncio.Event()
@@ -227,7 +229,7 @@ class Session:
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, ssl=self._tls, keepalive_timeout=self._timeout),
+            connector=aiohttp.TCPConnector(limit=1, ssl=self._tls, keepalive_timeout=_IDLE),
             headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -267,14 +269,15 @@ class Session:
 
     async def pull(self, wait: float = 30.0) -> Pulled | None:
         """A job, or None if there was none within `wait` seconds."""
-        wait = min(max(0.0, wait), LONGEST_PULL)
+        whole = math.ceil(min(max(0.0, wait), LONGEST_PULL))
         have = {} if self._held is None else {wire.HAVE: str(self._held[0])}
-        seconds = wait + self._transfer(4 * self.federation.length)
-        pulled = await self._ask("GET", f"/v1/job?wait={wait:g}", self._maybe_job, have, seconds=seconds)
-        if pulled is not None and self.federation.state == "gathering":  # numbers are given when all have come
-            number = (await self.hello()).number
-            return replace(pulled, job=replace(pulled.job, client=number))
-        return pulled
+        seconds = whole + self._transfer(4 * self.federation.length)
+        pulled = await self._ask("GET", f"/v1/job?wait={whole}", self._maybe_job, have, seconds=seconds)
+        if pulled is None or self.federation.number is not None:
+            return pulled
+        if (number := (await self.hello()).number) is None:
+            raise _nonsense("a client that has a job has no number")
+        return replace(pulled, job=replace(pulled.job, client=number))
 
     async def push(self, parcel: Parcel, *, next: bool = False) -> Answer:
         """Sends an update until there is an answer; it counts once however often it was sent."""
@@ -289,8 +292,9 @@ class Session:
 
     async def heartbeat(self, job: int, *, patient: bool = True) -> float:
         """Says that the job is being worked on; how long the lease is from now on."""
-        document = await self._ask("POST", f"/v1/jobs/{job}/heartbeat", _document, patient=patient)
-        return _seconds(document, "lease")
+        seconds = min(self._timeout, max(1.0, self.federation.lease / 3))  # a late one is of no use
+        path = f"/v1/jobs/{job}/heartbeat"
+        return _seconds(await self._ask("POST", path, _document, seconds=seconds, patient=patient), "lease")
 
     async def decline(self, job: int, *, patient: bool = True) -> None:
         """Gives a job back."""
@@ -325,10 +329,10 @@ class Session:
     ) -> T:
         """Asks until there is an answer; refusals are raised."""
         loop = asyncio.get_running_loop()
-        wait, begun = FIRST_WAIT, loop.time()
+        wait, begun, expect = FIRST_WAIT, loop.time(), False
         while True:
             try:
-                return await self._once(method, path, read, headers, body, seconds or self._timeout)
+                return await self._once(method, path, read, headers, body, seconds or self._timeout, expect)
             except Unavailable as trouble:
                 pause = jittered(wait if trouble.after is None else trouble.after)
                 spent = loop.time() - begun + pause
@@ -338,6 +342,7 @@ class Session:
                 if await self._hurried(pause):
                     raise
             wait = min(2 * wait, LONGEST_WAIT)
+            expect = body is not None and not expect
 
     async def _once(
         self,
@@ -347,7 +352,13 @@ class Session:
         headers: Mapping[str, str] | None,
         body: Iterable[Buffer] | None,
         seconds: float,
+        expect: bool,
     ) -> T:
+        """One attempt.
+
+        A server that has the update already need not read it again, and may hang up on whoever keeps sending. So every
+        other attempt asks first (`expect`); not every one, because some servers do not answer to that.
+        """
         if self._http is None:
             raise InputError("the session is closed; use it inside `async with Session(...)`")
         try:
@@ -358,6 +369,7 @@ class Session:
                     self._base + path,
                     headers=headers,
                     data=None if body is None else _pieces(body),
+                    expect100=expect,
                     allow_redirects=False,  # the token is for this server
                     proxy=self._proxy,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=seconds),
@@ -367,9 +379,16 @@ class Session:
                     raise await _complaint(response)
                 return await read(response)
         except (aiohttp.ClientError, OSError) as error:  # without its chain: it may quote the headers we sent
-            raise _trouble(error, self._base) from None
+            raise self._trouble(error) from None
         except WireError as error:
             raise _nonsense(str(error)) from None
+
+    def _trouble(self, error: Exception) -> AflockError:
+        """What went wrong; a server that misses a certificate just hangs up, so that is guessed."""
+        trouble = _trouble(error, self._base)
+        if self._anonymous and self._hello is None and isinstance(error, aiohttp.ServerDisconnectedError):
+            return Unavailable(f"{trouble}; if it asks for certificates, give this client certificate= and key=")
+        return trouble
 
     async def _hurried(self, pause: float) -> bool:
         """Waits; true if there is no time for that any more."""
@@ -394,7 +413,7 @@ class Session:
         if "model" not in vectors:
             raise _nonsense("a job comes without a model")
         extras = {} if head.first else {name: vector for name, vector in vectors.items() if name != "model"}
-        job = Job(self.federation.number, head.version, vectors["model"], extras, head.first, head.job)
+        job = Job(self.federation.number or 0, head.version, vectors["model"], extras, head.first, head.job)
         return Pulled(job, head.job, head.number, head.staleness, head.encoding)
 
     async def _vectors(self, response: aiohttp.ClientResponse, head: JobHead) -> dict[str, Vector]:
@@ -409,9 +428,7 @@ class Session:
             self._held = head.version, vectors
         return vectors
 
-    async def _read(
-        self, response: aiohttp.ClientResponse, names: tuple[str, ...], encoding: str
-    ) -> dict[str, Vector]:
+    async def _read(self, response: aiohttp.ClientResponse, names: tuple[str, ...], encoding: str) -> dict[str, Vector]:
         length = self.federation.length
         body = await _fill(response, len(names) * wire.size(encoding, length))
         vectors = wire.split(body, names, encoding, length)
@@ -438,7 +455,7 @@ def jittered(pause: float) -> float:
     return pause * (1 + random.random() / 2)
 
 
-# --- bodies ------------------------------------------------------------------------------------------------------------
+# --- bodies ----------------------------------------------------------------------------------------------------------
 
 
 async def _pieces(body: Iterable[Buffer]) -> AsyncIterator[memoryview]:
@@ -484,7 +501,7 @@ async def _document(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return found
 
 
-# --- what goes wrong ---------------------------------------------------------------------------------------------------
+# --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
 async def _complaint(response: aiohttp.ClientResponse) -> AflockError:
@@ -526,18 +543,30 @@ def _trouble(error: Exception, base: str) -> AflockError:
     """What a failed connection means: the same again in a while, or not."""
     if isinstance(error, TimeoutError):
         return Unavailable(f"{base} does not answer in time")
-    reason = getattr(error, "reason", None)
+    reason = getattr(getattr(error, "os_error", error), "reason", None)
     final = isinstance(reason, str) and any(word in reason.upper() for word in _HOPELESS)
     if isinstance(error, ssl.SSLCertVerificationError) or (isinstance(error, ssl.SSLError) and final):
-        return Untrusted(f"no trust between this client and {base} ({error}); check the URL, the ca and the certificate")
-    return Unavailable(f"{base} cannot be reached ({printable(str(error)) or type(error).__name__})")
+        return Untrusted(
+            f"no trust between this client and {base} ({error}); check the URL, the ca and the certificate"
+        )
+    return Unavailable(f"no answer from {base}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or "the connection could not be made"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "it was cut off"
+    if isinstance(error, aiohttp.ClientConnectionError | ConnectionError):
+        return "the connection broke"
+    return printable(str(error)) or type(error).__name__
 
 
 def _nonsense(what: str) -> Nonsense:
     return Nonsense(f"the server does not follow protocol {wire.PROTOCOL}: {what}; check the URL and its version")
 
 
-# --- hello -------------------------------------------------------------------------------------------------------------
+# --- hello -----------------------------------------------------------------------------------------------------------
 
 
 def _hello(said: Mapping[str, Any]) -> Hello:
@@ -557,7 +586,7 @@ def _hello(said: Mapping[str, Any]) -> Hello:
     return Hello(
         federation,
         _text(said, "name"),
-        _count(said, "number", 0),
+        None if said.get("number") is None else _count(said, "number", 0),
         _text(said, "state"),
         _text(said, "strategy"),
         needs,
@@ -586,7 +615,7 @@ def _count(said: Mapping[str, Any], name: str, least: int) -> int:
 
 
 def _seconds(said: Mapping[str, Any], name: str) -> float:
-    value = said.get(name)
+    value: Any = said.get(name)
     if type(value) not in (int, float) or not 0 < value < math.inf:
         raise _nonsense(f"`{name}` is not a positive number")
     return float(value)
@@ -596,10 +625,13 @@ def _names(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = said.get(name)
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
         raise _nonsense(f"`{name}` is not a list of names")
-    return wire.names({wire.VECTORS: ",".join(value)})
+    try:
+        return wire.names({wire.VECTORS: ",".join(value)})
+    except WireError:
+        raise _nonsense(f"`{name}` is not a list of names") from None
 
 
-# --- the status, for whoever asks --------------------------------------------------------------------------------------
+# --- the status, for whoever asks ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,8 +72,8 @@ def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Pa
     if recipe.rounds:
         lines += [*by_round(runs), ""]
     if recipe.explained:
-        lines += [f"Why cells differ: {recipe.explained}", ""]
-    lines += _tuned(recipe, runs)
+        lines += [f"Likely reasons for what differs: {recipe.explained}", ""]
+    lines += _tuned(recipe, scale, runs)
     figure = figures / f"{recipe.name}.{scale}.png"
     if recipe.metric in ("accuracy", "loss", "time"):
         draw(recipe, scale, runs, figure)
@@ -184,15 +184,25 @@ def by_round(runs: Runs) -> list[str]:
     return lines
 
 
-def _tuned(recipe: Recipe, runs: Runs) -> list[str]:
+def _tuned(recipe: Recipe, scale: str, runs: Runs) -> list[str]:
     if recipe.tune is None:
         return []
-    chosen = {cell: ", ".join(found[0]["changes"]) for cell, found in runs.items()}
     by_row: dict[str, list[str]] = {}
-    for (row, _), changes in chosen.items():
-        by_row.setdefault(row, []).append(changes.partition("=")[2] or "none")
+    for (row, _), found in runs.items():
+        by_row.setdefault(row, []).append(_choice(recipe, scale, found[0]["changes"]))
     listed = "; ".join(f"{row}: {', '.join(dict.fromkeys(values))}" for row, values in by_row.items())
     return [f"Chosen `{recipe.tune.key}`: {listed}.", ""]
+
+
+def _choice(recipe: Recipe, scale: str, changes: Sequence[str]) -> str:
+    """The value a row chose; one at an end of the grid might have been better beyond it, and says so."""
+    if not changes:
+        return "none"
+    assert recipe.tune is not None
+    value = changes[0].partition("=")[2]
+    grid = recipe.scale(scale).grid or recipe.tune.grid
+    end = "lowest" if float(value) == min(grid) else "highest" if float(value) == max(grid) else ""
+    return f"{value} ({end} of the grid)" if end and len(grid) > 1 else value
 
 
 def draw(recipe: Recipe, scale: str, runs: Runs, file: Path) -> None:

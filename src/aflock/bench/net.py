@@ -1,0 +1,259 @@
+"""What the network server costs: against a bare ASGI endpoint that only reads the body, in turns, in one run.
+
+Server and clients share the machine's cores; both servers are uvicorn on the same loop, without TLS, on loopback. An
+update is one request: its body goes up, the receipt and the next job, model included, come down. It is answered when
+it is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .load import Following, Headers, Tally, call
+from .turns import Progress, aims, judged, machine
+
+ROUNDS = 5
+
+SIZES = ((7_850, 64, 3.0), (1_200_000, 8, 4.0), (11_250_000, 4, 6.0))
+"""Weights, clients at a time, seconds of a round: 31 kB, 4.8 MB, 45 MB."""
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
+    """A durable federation: its port, the clients' tokens and its process."""
+    from ..net import members
+
+    with tempfile.TemporaryDirectory(prefix="aflock-bench-", dir=_roomy()) as place:
+        folder = Path(place)
+        document = (
+            f'[strategy]\nname = "fedbuff"\nbuffer = 10\n[model]\nname = "vector"\nlength = {length}\n'
+            f"[federation]\nclients = 1\n[server]\nport = 0\nrate = 1e6\nlease = 3600\n"
+        )
+        (folder / "federation.toml.in").write_text(document)
+        tokens = [members.invite(folder, f"c{k}") for k in range(clients)]
+        command = ["-m", "aflock", "serve", str(folder / "federation.toml.in"), "--data-dir", place, "--http"]
+        with _process([*command, "--log-level", "warning"]) as process:
+            port = _port(folder / "address.json", process)
+            yield port, tokens, process.pid
+
+
+@contextmanager
+def _bare() -> Iterator[int]:
+    """The yardstick."""
+    with tempfile.TemporaryDirectory(prefix="aflock-bench-") as place:
+        file = Path(place) / "address.json"
+        with _process(["-m", "aflock.bench.endpoint", str(file)]) as process:
+            yield _port(file, process)
+
+
+@contextmanager
+def _process(arguments: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
+    for _ in range(600):
+        if file.is_file():
+            port = int(json.loads(file.read_text())["url"].rpartition(":")[2])
+            time.sleep(0.3)
+            return port
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise RuntimeError("the server did not start")
+
+
+def _roomy() -> str:
+    """Journals are to be on a disk, not in memory: beside the package or in the temporary folder."""
+    return os.environ.get("AFLOCK_BENCH_DIR", tempfile.gettempdir())
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+def _client(token: str, body: memoryview, until: Callable[[], bool]) -> Following:
+    """Hello, a job, then update after update."""
+    to = f"Host: x\r\nAuthorization: Bearer {token}\r\n"
+    hello = f"POST /v1/hello HTTP/1.1\r\n{to}Content-Length: 0\r\n\r\n".encode()
+    pull = f"GET /v1/job?wait=10 HTTP/1.1\r\n{to}\r\n".encode()
+    state = {"step": 0}
+
+    def following(status: int, headers: Headers) -> list[bytes | memoryview] | None:
+        state["step"] += 1
+        if state["step"] == 1:
+            return [hello]
+        job = headers.get(b"aflock-job")
+        if job is None:
+            return None if until() else [pull]
+        if until():
+            return None
+        version = headers[b"aflock-version"].decode()
+        head = (
+            f"POST /v1/jobs/{job.decode()}/update?next=1 HTTP/1.1\r\n{to}Content-Length: {len(body)}\r\n"
+            f"Aflock-Version: {version}\r\nAflock-Steps: 1\r\nAflock-Examples: 1\r\nAflock-Vectors: delta\r\n\r\n"
+        )
+        return [head.encode(), body]
+
+    return following
+
+
+def _poster(body: memoryview, until: Callable[[], bool]) -> Following:
+    """The same bodies to the bare endpoint."""
+    head = f"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    return lambda status, headers: None if until() else [head, body]
+
+
+def _round(port: int, made: Callable[[Callable[[], bool]], list[Following]], seconds: float) -> tuple[Tally, float]:
+    """So many seconds of load; what came back, and how long it took."""
+    begun = time.perf_counter()
+    tally: Tally = _run(call(port, made(lambda: time.perf_counter() - begun > seconds)))
+    return tally, time.perf_counter() - begun
+
+
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+# --- measurements ----------------------------------------------------------------------------------------------------
+
+
+def _throughput(length: int, clients: int, seconds: float, rounds: int) -> dict[str, Any]:
+    body = np.full(length, 1e-6, np.float32).view(np.uint8).data
+    ours: list[float] = []
+    plain: list[float] = []
+    with _server(length, clients) as (port, tokens, pid), _bare() as other:
+        rest = _memory(pid)
+        for _ in range(rounds):
+            tally, took = _round(other, lambda until: [_poster(body, until) for _ in range(clients)], seconds)
+            plain.append(tally.answers / took)
+            tally, took = _round(port, lambda until: [_client(t, body, until) for t in tokens], seconds)
+            ours.append((tally.answers - 2 * clients) / took)
+            if tally.refused:
+                raise RuntimeError(f"{tally.refused} requests were refused: {tally.statuses}")
+        peak = _memory(pid, "VmHWM")
+    quotients = [a / b for a, b in zip(ours, plain, strict=True)]
+    size = 4 * length
+    return {
+        "bytes": size,
+        "clients": clients,
+        "updates_per_s": float(np.median(ours)),
+        "updates_per_s_least": min(ours),
+        "updates_per_s_most": max(ours),
+        "bare_per_s": float(np.median(plain)),
+        "mb_per_s": float(np.median(ours)) * size / 1e6,
+        "bare_mb_per_s": float(np.median(plain)) * size / 1e6,
+        "ratio": float(np.median(quotients)),
+        "least": min(quotients),
+        "most": max(quotients),
+        "bodies_in_memory": (peak - rest) / size,
+        "peak_mb": peak / 1e6,
+    }
+
+
+def _idle(clients: int, seconds: float) -> dict[str, Any]:
+    """Clients that wait for a job nobody gives: what they cost while nothing happens."""
+    with _server(100, 1) as (port, _, pid):
+        found: dict[str, Any] = _run(_wait_about(port, pid, clients, seconds))
+    return found
+
+
+async def _wait_about(port: int, pid: int, clients: int, seconds: float) -> dict[str, Any]:
+    lines = [await asyncio.open_connection("127.0.0.1", port) for _ in range(clients)]
+    for reader, writer in lines:
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"ok\n")
+    before, begun = _cpu(pid), time.perf_counter()
+    await asyncio.sleep(seconds)
+    share = (_cpu(pid) - before) / (time.perf_counter() - begun)
+    for _, writer in lines:
+        writer.close()
+    return {"clients": clients, "share": share}
+
+
+def _memory(pid: int, field: str = "VmRSS") -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
+    """The whole measurement; `quick` shrinks it to a look and says so in the report."""
+    rounds = 2 if quick else ROUNDS
+    report: dict[str, Any] = {"quick": quick, "machine": machine(), "sizes": []}
+    for length, clients, seconds in SIZES[: 2 if quick else None]:
+        progress(f"updates of {4 * length:,} bytes, {clients} clients")
+        report["sizes"].append(_throughput(length, clients, seconds / (3 if quick else 1), rounds))
+    progress("idle clients")
+    report["idle"] = _idle(200 if quick else 1_000, 5.0 if quick else 20.0)
+    report["machine"]["load_after"] = os.getloadavg()[0]
+    return report | {"targets": _targets(report)}
+
+
+def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for size in report["sizes"]:
+        rows.append((f"{size['bytes']:,} bytes, times bare", size["ratio"], ">=", 0.5))
+    rows.append(("31 kB updates/s", report["sizes"][0]["updates_per_s"], ">=", 5_000))
+    rows.append((f"{report['idle']['clients']} idle clients, share of a core", report["idle"]["share"], "<=", 0.05))
+    if len(report["sizes"]) > 2:
+        rows.append(("45 MB: bodies in memory", report["sizes"][2]["bodies_in_memory"], "<=", 3.0))
+    return judged(rows)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as text."""
+    now = report["machine"]
+    quick = "; QUICK: a look, not a measurement" if report["quick"] else ""
+    lines = [
+        f"loopback, clients and server on the same {now['cores']} cores; load {now['load']:.2f} before, "
+        f"{now['load_after']:.2f} after{quick}",
+        "",
+        f"{'update, bytes':>14}{'clients':>9}{'updates/s':>12}{'MB/s':>9}{'bare, MB/s':>12}   of bare (least - most)"
+        "   bodies in memory",
+    ]
+    for size in report["sizes"]:
+        lines.append(
+            f"{size['bytes']:>14,}{size['clients']:>9}{size['updates_per_s']:>12,.0f}{size['mb_per_s']:>9,.0f}"
+            f"{size['bare_mb_per_s']:>12,.0f}   {size['ratio']:.2f} ({size['least']:.2f} - {size['most']:.2f})"
+            f"{size['bodies_in_memory']:>19.1f}"
+        )
+    idle = report["idle"]
+    lines.append(f"{idle['clients']:,} idle connections: {idle['share']:.1%} of one core")
+    return "\n".join([*lines, "", *aims(report["targets"])])

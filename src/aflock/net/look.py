@@ -1,0 +1,107 @@
+"""`aflock status`: a running federation at a glance."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..extras import need
+from ..memory import human
+
+PAUSE = 2.0
+"""Seconds between two looks."""
+
+
+def show(where: str, *, ca: str | None, as_json: bool, once: bool) -> int:
+    """Prints a status: once, or again and again until Ctrl-C."""
+    need("aiohttp", extra="net", what="a look at a server")
+    url, ca = _place(where, ca)
+    found = _get(url, ca)
+    if not found.get("verified", True):
+        sys.stderr.write(f"aflock: certificate not verified (sha256 {found.get('certificate')}); --ca verifies it\n")
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif once:
+        _console().print(table(found))
+    else:
+        _live(url, ca, found)
+    return 0
+
+
+def _place(where: str, ca: str | None) -> tuple[str, str | None]:
+    """The URL and the authority; of a folder, its own."""
+    folder = Path(where)
+    if where.startswith(("http://", "https://")) or not folder.is_dir():
+        return where, ca
+    from .serve import address
+
+    own = folder / "tls" / "ca.pem"
+    return address(folder), ca or (str(own) if own.is_file() else None)
+
+
+def _get(url: str, ca: str | None) -> dict[str, Any]:
+    from .transport import status
+
+    return status(url, ca=ca)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _live(url: str, ca: str | None, found: dict[str, Any]) -> None:
+    from rich.live import Live
+
+    with Live(table(found), console=_console(), refresh_per_second=4) as live:
+        try:
+            while True:
+                time.sleep(PAUSE)
+                live.update(table(_get(url, ca)))
+        except KeyboardInterrupt:
+            return
+
+
+def table(found: dict[str, Any]) -> Any:
+    """The status as a table of clients under a summary."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    clients = Table("client", "no.", "state", "version", "jobs", "updates", "share", "stale", "seen")
+    for client in sorted(found.get("clients", []), key=lambda client: -client["updates"]):
+        clients.add_row(
+            client["name"],
+            str(client["number"]),
+            client["state"],
+            "" if client["version"] is None else str(client["version"]),
+            str(client["jobs"]),
+            str(client["updates"]),
+            f"{client['share']:.1%}",
+            f"{client['staleness_mean']:.2f}",
+            "" if client["seen"] is None else f"{client['seen']:.0f}s ago",
+        )
+    return Group(Text("\n".join(_summary(found))), clients)
+
+
+def _summary(found: dict[str, Any]) -> list[str]:
+    state = f"ended: {found['ended']}" if found["ended"] else found["state"]
+    if found["waiting_for"]:
+        state += f", {found['waiting_for']} more clients are to come"
+    refused = ", ".join(f"{count} {code}" for code, count in found["refused"].items()) or "none"
+    lines = [
+        f"{found['strategy']}, {found['weights']:,} weights, {state}",
+        f"version {found['version']}, {found['updates']} updates ({found['updates_per_s']:g}/s over the last minute), "
+        f"{found['pending']} held, {found['open_jobs']} jobs out, {found['dropped']} given up",
+        f"staleness {found['staleness_mean']:.2f} on average, {found['staleness_max']} at most; refused: {refused}",
+        f"memory {human(found['memory'])}, up {found['up']:.0f} s",
+    ]
+    measured = found.get("evaluation")
+    if measured:
+        lines.append(f"version {measured['version']:.0f}: accuracy {measured['accuracy']:.4f}, "
+                     f"loss {measured['loss']:.4f}")  # fmt: skip
+    return lines

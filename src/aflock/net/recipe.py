@@ -1,0 +1,44 @@
+"""A client's recipe: a Python file of the user's own that says what is trained on which data.
+
+model = nn.Linear(784, 10)              an nn.Module or an aflock model, or a function that returns one
+batches = DataLoader(...)               (x, y), again and again; or a function that returns such
+local, steps, examples                  optional, as for aflock.Client.run
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+
+_OPTIONAL = ("local", "steps", "examples")
+
+
+def load(file: str | Path) -> dict[str, Any]:
+    """What the file defines, as arguments for `Client.run`."""
+    path = Path(file)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; expected a Python file that defines `model` and `batches`")
+    spec = importlib.util.spec_from_file_location("aflock_recipe", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["aflock_recipe"] = module  # what it defines must be importable by those who pickle it
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent.resolve()))
+    found = {name: getattr(module, name) for name in ("model", "batches", *_OPTIONAL) if hasattr(module, name)}
+    for name in ("model", "batches"):
+        if name not in found:
+            raise InputError(f"{path} does not define `{name}`; a recipe defines `model` and `batches`")
+    if inspect.isroutine(found["model"]) or inspect.isclass(found["model"]):
+        found["model"] = found["model"]()
+    return found

@@ -1,0 +1,266 @@
+"""A real `aflock serve` on loopback, for tests: a subprocess, its address, and a plain way to talk to it.
+
+    with running(folder, {"model": {"name": "vector", "length": 8}, ...}) as server:    # a federation file as dicts
+        token = invite(folder, "alice")
+        peer = Peer(server, token)
+        status, headers, body = peer.request("POST", "/v1/hello")
+
+The port is any free one, the folder is made if it is not there, and the server is ended whatever happens. `start` and
+`Server.stop`, `Server.kill` are for tests that end it themselves: a second `start` in the same folder goes on where the
+first one was. What the server prints and logs is in `folder/../NAME.out` and `NAME.err`, appended over restarts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import resource
+import signal
+import ssl
+import subprocess
+import sys
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from aflock import config
+from aflock.net import members, tls, wire
+from aflock.types import Vector
+
+Document = Mapping[str, Mapping[str, Any]]
+Answered = tuple[int, dict[str, str], bytes]
+
+PATIENCE = 60.0
+"""Seconds a server may take to start or to stop, on a machine that has other things to do."""
+
+SMALL: Document = {
+    "strategy": {"name": "asgd"},
+    "model": {"name": "vector", "length": 8},
+    "federation": {"clients": 1},
+}
+"""A federation that starts quickly and takes its first client at once."""
+
+
+class NotStarted(Exception):
+    """The server has ended instead of starting."""
+
+    def __init__(self, code: int, errors: str) -> None:
+        super().__init__(f"exit code {code}: {errors}")
+        self.code, self.errors = code, errors
+
+
+@dataclass
+class Server:
+    """One that runs, or has run."""
+
+    folder: Path
+    url: str
+    process: subprocess.Popen[bytes]
+    ca: str | None = None
+    """The authority's certificate, PEM, where it speaks TLS."""
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return urllib.parse.urlsplit(self.url).port or 0
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self.process.pid
+
+    @property
+    def errors(self) -> str:
+        """What it has written to stderr so far, its log included."""
+        return output(self.folder, "err").read_text(encoding="utf-8", errors="replace")
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Asks it to end, and waits; the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+    def kill(self) -> None:
+        """Ends it at once, as a loss of power would."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+    def status(self) -> dict[str, Any]:
+        """/v1/status, of a server that shows it to anybody."""
+        with Peer(self) as peer:
+            status, _, body = peer.request("GET", "/v1/status")
+        assert status == 200, (status, body)
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def memory(self) -> int:
+        """Its resident bytes."""
+        text = Path(f"/proc/{self.pid}/statm").read_text()
+        return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def output(folder: Path, kind: str) -> Path:
+    """Where a server's stdout ("out") or stderr ("err") goes."""
+    return folder.with_name(f"{folder.name}.{kind}")
+
+
+def start(
+    folder: Path,
+    document: Document = SMALL,
+    *,
+    tls: bool = False,
+    changes: Sequence[str] = (),
+    options: Sequence[str] = (),
+    level: str = "info",
+    largest_file: int | None = None,
+    port: int = 0,
+) -> Server:
+    """Starts a server and waits until it is ready; `NotStarted` if it ends instead.
+
+    `changes` are "section.key=value"; `options` go to the command line as they are; `largest_file` is a limit on the
+    size of files (a full disk, as far as the server can tell), to be lifted with `resource.prlimit`.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = folder.with_name(f"{folder.name}.toml")
+    file.write_text(config.text({key: dict(values) for key, values in document.items()}), encoding="utf-8")
+    command = [sys.executable, "-m", "aflock", "serve", str(file), "--data-dir", str(folder), "--log-level", level]
+    command += [f"--set={change}" for change in (f"server.port={port}", *changes)]
+    command += [*([] if tls else ["--http"]), *options]
+    with output(folder, "out").open("ab") as out, output(folder, "err").open("ab") as err:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, preexec_fn=_limiter(largest_file)
+        )
+    try:
+        return _when_ready(folder, process, tls)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+@contextlib.contextmanager
+def running(folder: Path, document: Document = SMALL, **options: Any) -> Iterator[Server]:
+    """A server for the length of a `with`; the arguments are those of `start`."""
+    server = start(folder, document, **options)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.terminate()
+            try:
+                server.process.wait(PATIENCE)
+            finally:
+                server.process.kill()
+                server.process.wait()
+
+
+def invite(folder: Path, name: str, *, again: bool = False) -> str:
+    """A token; the server notices by itself."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return members.invite(folder, name, again=again)
+
+
+def _limiter(largest_file: int | None) -> Any:
+    if largest_file is None:
+        return None
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit is an error, not the end
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
+
+    return limit
+
+
+def _when_ready(folder: Path, process: subprocess.Popen[bytes], secure: bool) -> Server:
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise NotStarted(process.returncode, output(folder, "err").read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            found = json.loads((folder / "address.json").read_text(encoding="utf-8"))
+            if found["pid"] == process.pid:
+                authority = folder / "tls" / "ca.pem"
+                server = Server(folder, found["url"], process, authority.read_text() if secure else None)
+                with Peer(server) as peer:
+                    if peer.request("GET", "/readyz")[0] == 200:
+                        return server
+        time.sleep(0.02)
+    raise NotStarted(-1, "the server was not ready in time")
+
+
+@dataclass
+class Peer:
+    """A client of few words over one connection that is kept: no retries, no memory but its token and job."""
+
+    server: Server
+    token: str | None = None
+    timeout: float = 60.0
+    context: ssl.SSLContext | None = None
+    job: dict[str, str] = field(default_factory=dict)
+    """The headers of the last job."""
+
+    def __post_init__(self) -> None:
+        self.connection = self._connect()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self.server.url.startswith("http://"):
+            return http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=self.timeout)
+        context = self.context or tls.client_context(self.server.ca)
+        return http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=self.timeout, context=context)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+
+    def request(
+        self, method: str, path: str, body: bytes | memoryview | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answered:
+        """Status, headers (names in lower case) and body of the answer."""
+        sent = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        self.connection.request(method, path, body, sent | dict(headers or {}))
+        answer = self.connection.getresponse()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, found, answer.read()
+
+    def hello(self) -> dict[str, Any]:
+        """What the federation is; the client is a member then."""
+        status, _, body = self.request("POST", "/v1/hello")
+        assert status == 200, (status, body)
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def pull(self, wait: int = 0, **headers: str) -> Answered:
+        """A job, or why there is none; its headers are kept in `job`."""
+        status, found, body = self.request("GET", f"/v1/job?wait={wait}", headers=headers)
+        if status == 200:
+            self.job = found
+        return status, found, body
+
+    def push(
+        self, *vectors: Vector, next: bool = False, names: str = "gradient", job: object = None, **changed: object
+    ) -> Answered:
+        """An update for the last job; `changed` headers stand for those it would have (steps="0", say)."""
+        encoding = self.job.get("aflock-encoding", "float32")
+        body = b"".join(bytes(wire.encode(np.asarray(vector, np.float32), encoding)) for vector in vectors)
+        headers = {
+            "Aflock-Version": self.job["aflock-version"],
+            "Aflock-Steps": "1",
+            "Aflock-Examples": "10",
+            "Aflock-Vectors": names,
+            "Aflock-Encoding": encoding,
+        }
+        headers |= {f"Aflock-{name.capitalize()}": str(value) for name, value in changed.items()}
+        number = self.job["aflock-job"] if job is None else job
+        path = f"/v1/jobs/{number}/update" + ("?next=1" if next else "")
+        status, found, answer = self.request("POST", path, body, headers)
+        if status == 200 and "aflock-job" in found:
+            self.job = found
+        return status, found, answer

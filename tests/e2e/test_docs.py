@@ -12,10 +12,10 @@ import pytest
 from aflock import local, strategies
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/algorithms.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/algorithms.md", "docs/server.md"]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/algorithms.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/algorithms.md", "docs/server.md", "CONTRIBUTING.md"])
 def test_python_blocks_run(name: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.S)
     if name == "README.md":

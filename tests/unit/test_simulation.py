@@ -119,7 +119,7 @@ def test_ticks_deliver_in_client_order() -> None:
 def test_uploads_follow_the_speeds() -> None:
     """Half of the clients four times slower: four fifths of the uploads come from the others."""
     s = simulated("budget.uploads=2000", "fleet.slow_share=0.5", "fleet.slowdown=4", "strategy.name=asgd")
-    fast = sum(count for client, count in s.engine.tally.by_client.items() if s.fleet.speeds[client] == 1.0)
+    fast = sum(count for client, count in s.engine.by_client.items() if s.fleet.speeds[client] == 1.0)
     assert fast / 2000 == pytest.approx(0.8, abs=0.04)
 
 
@@ -134,7 +134,7 @@ def test_clients_leave_join_and_go_silent() -> None:
     assert (kinds["leave"], kinds["join"]) == (5 + 2, 2)
     assert s.strategy.n == 20 - 5 - 2
     silent = {client for client in range(20) if s.fleet.roles[client] == "silent"}
-    assert not silent & set(s.engine.tally.by_client)
+    assert not silent & set(s.engine.by_client)
 
 
 def test_a_first_gradient_that_never_comes_stalls_with_advice() -> None:
@@ -147,7 +147,7 @@ def test_the_tally_adds_up() -> None:
     result, d = s.result(), s.model.length
     assert result.gradient_evaluations == 3 * result.uploads
     assert result.bytes_up == 4 * d * result.uploads
-    assert sum(s.engine.tally.by_client.values()) == result.uploads
+    assert sum(s.engine.by_client.values()) == result.uploads
     assert result.versions == 12
 
 
@@ -261,7 +261,7 @@ def test_sampled_staleness_is_uniform_over_the_window() -> None:
     assert set(seen) == {0, 1, 2, 3, 4}
     assert max(seen.values()) - min(seen.values()) < 150
     assert s.result().versions == s.result().uploads == 3000
-    assert max(s.engine.tally.by_client.values()) - min(s.engine.tally.by_client.values()) < 120
+    assert max(s.engine.by_client.values()) - min(s.engine.by_client.values()) < 120
 
 
 def test_sampled_draws_a_buffer_without_replacement() -> None:
@@ -302,13 +302,13 @@ def test_sampled_arrivals_with_given_probabilities() -> None:
         "clock.protocol=sampled", "clock.probabilities=[4,2,1,1]", "partition.clients=4", "budget.uploads=4000",
         "strategy.name=asgd",
     )  # fmt: skip
-    shares = [s.engine.tally.by_client[client] / 4000 for client in range(4)]
+    shares = [s.engine.by_client[client] / 4000 for client in range(4)]
     assert shares == pytest.approx([0.5, 0.25, 0.125, 0.125], abs=0.03)
 
 
 def test_picked_with_given_probabilities() -> None:
     s = simulated("clock.probabilities=[1,1,1,0]", "partition.clients=4", "clock.concurrency=1", "strategy.name=asgd")
-    assert set(s.engine.tally.by_client) == {0, 1, 2}
+    assert set(s.engine.by_client) == {0, 1, 2}
     with pytest.raises(ParameterError, match="probabilities has 3 numbers for 8 clients; give one each"):
         Simulation(experiment("clock.probabilities=[1,1,1]"))
     with pytest.raises(ConfigError, match="expected a list of numbers of at least 0, not all 0"):

@@ -13,7 +13,7 @@ The first two differ in the clock alone: in ticks a delay is rounded down to who
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Budget:
     time: float = math.inf
 
 
-@dataclass
+@dataclass(slots=True)
 class Tally:
     """What a run has cost so far."""
 
@@ -48,31 +48,23 @@ class Tally:
     staleness_sum: int = 0
     staleness_max: int = 0
     rejected: int = 0
-    by_client: Counter[int] = field(default_factory=Counter)
 
-    def add(self, update: Update, receipt: Receipt) -> None:
-        """One more upload."""
-        client, staleness = update.client, receipt.staleness
+    def add(self, steps: int, size: int, receipt: Receipt) -> None:
+        """One more upload, of so many local steps and bytes."""
+        staleness = receipt.staleness
         self.uploads += 1
-        self.gradients += update.steps
-        for vector in update.vectors.values():
-            self.bytes_up += vector.nbytes
+        self.gradients += steps
+        self.bytes_up += size
         self.staleness_sum += staleness
         if staleness > self.staleness_max:
             self.staleness_max = staleness
         if receipt.outcome == "rejected":
             self.rejected += 1
-        self.by_client[client] += 1
 
     @property
     def staleness_mean(self) -> float:
         """Over all uploads."""
         return self.staleness_sum / self.uploads if self.uploads else 0.0
-
-    @property
-    def largest_share(self) -> float:
-        """The part of the uploads that came from the busiest client."""
-        return max(self.by_client.values(), default=0) / self.uploads if self.uploads else 0.0
 
 
 @dataclass(slots=True)
@@ -86,6 +78,7 @@ class Seat:
     """The staleness of its last answer."""
     order: Order | None = None
     """The job it has now."""
+    uploads: int = 0
 
 
 class Stalled(AflockError):
@@ -136,6 +129,16 @@ class Engine:
         self.seats: defaultdict[int, Seat] = defaultdict(Seat)
         self._on_upload = on_upload
         self._fruitless = 0
+
+    @property
+    def by_client(self) -> dict[int, int]:
+        """How many uploads came from each client that made any."""
+        return {client: seat.uploads for client, seat in self.seats.items() if seat.uploads}
+
+    @property
+    def largest_share(self) -> float:
+        """The part of the uploads that came from the busiest client."""
+        return max(self.by_client.values(), default=0) / self.tally.uploads if self.tally.uploads else 0.0
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
@@ -270,10 +273,11 @@ class Engine:
             ) from None
         seat = self.seats[client]
         seat.order, seat.delay = None, receipt.staleness
+        seat.uploads += 1
         self._fruitless = 0
         if done.memory:
             done.keep(order.memory, receipt)
-        self.tally.add(update, receipt)
+        self.tally.add(done.steps, job.model.nbytes * len(done.vectors), receipt)
         if self._on_upload is not None:
             self._on_upload(self, receipt)
 

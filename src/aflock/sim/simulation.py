@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -230,7 +229,7 @@ class Simulation:
             gradient_evaluations=tally.gradients,
             bytes_up=tally.bytes_up,
             bytes_down=tally.bytes_down,
-            largest_share=tally.largest_share,
+            largest_share=self.engine.largest_share,
             rejected=tally.rejected,
             server_bytes=self.strategy.nbytes,
             client_bytes=sum(part.nbytes for seat in self.engine.seats.values() for part in seat.memory.values()),
@@ -252,8 +251,8 @@ class Simulation:
                     [due, seq, item.kind, item.client, item.number] for due, seq, item in engine.clock.entries()
                 ],  # a job's own number says whether it is still the client's open one
             },
-            "tally": asdict(engine.tally) | {"by_client": sorted(engine.tally.by_client.items())},
-            "seats": [[client, seat.number, seat.delay] for client, seat in engine.seats.items()],
+            "tally": asdict(engine.tally),
+            "seats": [[client, seat.number, seat.delay, seat.uploads] for client, seat in engine.seats.items()],
             "memories": {str(client): dict(seat.memory) for client, seat in engine.seats.items() if seat.memory},
             "orders": {str(c): _saved_order(seat.order) for c, seat in engine.seats.items() if seat.order},
             "measurements": [asdict(measurement) for measurement in self.measurements],
@@ -268,10 +267,10 @@ class Simulation:
         engine = self.engine
         self.coordinator.load_state_dict(state["coordinator"])
         clock = state["clock"]
-        engine.tally = Tally(**{**state["tally"], "by_client": Counter(dict(state["tally"]["by_client"]))})
-        for client, number, delay in state["seats"]:
+        engine.tally = Tally(**state["tally"])
+        for client, number, delay, uploads in state["seats"]:
             memory = dict(state["memories"].get(str(client), {}))
-            engine.seats[client] = Seat(memory, number, delay)
+            engine.seats[client] = Seat(memory, number, delay, uploads=uploads)
         for client, saved in state["orders"].items():
             seat = engine.seats[int(client)]
             seat.order = _loaded_order(int(client), saved, seat)

@@ -200,8 +200,12 @@ class Coordinator:
 
         A client that asks while it has an open job has lost it: the old one is dropped.
         """
-        with self._recorded(now, client):
+        self._check_time(now)
+        try:
             client = self._require(client)
+        except InputError as error:
+            self._refuse(error, now, client)
+            raise
         if client in self._at.open:
             self._close(client, "drop", now, "the client pulled again")
         if client not in self._at.idle or self._slots() < 1:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aflock import local, strategies
+from aflock import cli, local, strategies
+from aflock.errors import InputError
 
 AFLOCK = [sys.executable, "-m", "aflock"]
 ROOT = Path(__file__).parents[2]
@@ -136,3 +137,12 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "ace\n"
     assert done.stderr == ""
+
+
+def test_rules_with_parameters_of_their_own() -> None:
+    assert cli._rules("ace,fedbuff:buffer=5,lr=0.5,asgd") == ["ace", "fedbuff:buffer=5,lr=0.5", "asgd"]
+    assert cli._rules("fedbuff:buffer=2,fedbuff:buffer=3") == ["fedbuff:buffer=2", "fedbuff:buffer=3"]
+    with pytest.raises(InputError, match="names a rule twice"):
+        cli._rules("ace,ace")
+    with pytest.raises(InputError, match="names no rule"):
+        cli._rules(",")

@@ -26,7 +26,8 @@ from aflock.errors import AflockError, CountError, InputError, MissingVector, Pa
 from aflock.local import Memory, Trained
 from aflock.models.torch_module import TorchModule
 from aflock.net import client as clients
-from aflock.net import tls, transport
+from aflock.net import feed, tls, transport
+from aflock.net import run as running
 from aflock.net.client import Client, Occupied, Progress, Session, as_sent
 from aflock.net.keep import Keep, Parcel
 from aflock.net.refusals import Refused
@@ -49,7 +50,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long in a test."""
     monkeypatch.setattr(transport, "FIRST_WAIT", 0.01)
     monkeypatch.setattr(transport, "LONGEST_WAIT", 0.05)
-    monkeypatch.setattr(clients, "PULL_SECONDS", 1.0)
+    monkeypatch.setattr(running, "PULL_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_batch_norm_comes_along(buffers: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_an_error_in_one_sentence(
     options: dict[str, Any], error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "MOST_COUNTED", 100)
+    monkeypatch.setattr(feed, "MOST_COUNTED", 100)
     usual: dict[str, Any] = {"model": nn.Linear(4, 3), "batches": [blobs(10)], "jobs": 1}
     with serving(strategies.create("asgd", clients=1), np.zeros(15, np.float32)) as server:
         with pytest.raises(error, match=says):

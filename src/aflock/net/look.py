@@ -43,7 +43,7 @@ def _place(where: str, ca: str | None) -> tuple[str, str | None]:
 
 
 def _get(url: str, ca: str | None) -> dict[str, Any]:
-    from .transport import status
+    from .glance import status
 
     return status(url, ca=ca)
 

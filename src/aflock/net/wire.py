@@ -36,7 +36,10 @@ LAST_STALENESS = "aflock-last-staleness"
 REASON = "aflock-reason"
 SERVER_VERSION = "aflock-server-version"
 
-ENCODINGS = ("float32", "float16", "int8")
+_SIZES = {"float32": (4, 0), "float16": (2, 0), "int8": (1, 4)}
+"""Bytes per number, and beside them."""
+
+ENCODINGS = tuple(_SIZES)
 
 Buffer = bytes | bytearray | memoryview
 Headers = Mapping[str, str]
@@ -55,7 +58,8 @@ class WireError(InputError):
 
 def size(encoding: str, length: int) -> int:
     """How many bytes a vector of that many numbers takes."""
-    return {"float32": 4 * length, "float16": 2 * length, "int8": 4 + length}[encoding]
+    each, more = _SIZES[encoding]
+    return each * length + more
 
 
 def encode(vector: Vector, encoding: str) -> memoryview:
@@ -93,6 +97,8 @@ def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dic
     each, view = size(encoding, length), memoryview(body)
     if len(view) != each * len(names):
         raise VectorError(f"the body has {len(view)} bytes; expected {each * len(names)} ({len(names)} x {encoding})")
+    if len(names) == 1:
+        return {names[0]: decode(view, encoding, length)}
     return {name: decode(view[k * each : (k + 1) * each], encoding, length) for k, name in enumerate(names)}
 
 

@@ -1,0 +1,293 @@
+"""One run of a client: jobs are pulled, trained on and pushed until there is a reason to end.
+
+    pull -> train, in the other thread -> hold on disk -> push -> settle; the answer to a push may be the next job
+              heartbeats meanwhile
+
+A stop ends it at the next step: the open job is given back, an update that is on its way is awaited. What was refused
+as void costs the job and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import AflockError, StateError
+from ..types import Vector
+from .answers import Answer, Hello, Pulled
+from .keep import Keep, Parcel
+from .refusals import Refused
+from .terms import Limits, Prepare, Progress, Summary, Train, Why
+from .transport import Session, jittered
+from .trouble import Nonsense, Unavailable, is_end, is_stranger, is_void
+from .updates import as_sent, wanted
+from .worker import Worker, quiet
+
+log = logging.getLogger("aflock.client")
+
+T = TypeVar("T")
+
+PULL_SECONDS = 30.0
+"""How long the server may keep a pull that it has no job for."""
+GRACE = 2.0
+"""Seconds a stop waits for a pull, and for a job to be given back."""
+
+
+class Run:
+    """From the first hello to the end; everything here but the training happens in the event loop."""
+
+    def __init__(self, session: Session, prepare: Prepare, opened: Callable[[Hello], Keep], limits: Limits) -> None:
+        self._session, self._prepare, self._opened, self._limits = session, prepare, opened, limits
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._worker = Worker(self._loop)
+        self._stopping = asyncio.Event()
+        self._stopped = self._loop.create_task(self._stopping.wait())
+        self._cancelled = threading.Event()
+        self._keep: Keep | None = None
+        self._open: int | None = None
+        """The job to give back if the run ends now."""
+        self._rejoined = False
+        """Whether it has no job since it joined again: once is enough."""
+        self._jobs = self._version = 0
+        self._last: Vector | None = None
+
+    # -- from outside -----------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The current request is the last one."""
+        self._stopping.set()
+        self._cancelled.set()
+        self._session.hurry()
+
+    def stop_from_elsewhere(self) -> None:
+        """`stop`, from another thread."""
+        with suppress(RuntimeError):  # the loop is closed: there is nothing to stop any more
+            self._loop.call_soon_threadsafe(self.stop)
+
+    def interrupt(self) -> None:
+        """A Ctrl-C: the first stops, the second does not wait for anything."""
+        if not self._stopping.is_set():
+            log.info("stopping; once more to end at once")
+            self.stop()
+        elif self._task is not None:
+            self._task.cancel()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    async def go(self) -> Summary:
+        """Works until there is a reason to end."""
+        try:
+            why = await self._work()
+            await self._give_back()
+        except Exception:  # the server's, the disk's, or that of code which is not ours: training, batches, progress
+            await self._give_back()
+            raise
+        finally:
+            self._stopped.cancel()
+            self._cancelled.set()
+            self._worker.close()
+            if self._keep is not None:
+                self._keep.close()
+        log.info("the run is over (%s): %d jobs, version %d", why, self._jobs, self._version)
+        return Summary(why, self._jobs, self._version, self._last)
+
+    async def _work(self) -> Why:
+        try:
+            keep, train = await self._begin()
+            pulled = await self._settle(keep) if keep.pending is not None else None
+            while not self._stopping.is_set():
+                if self._limits.reached(self._jobs):
+                    return "jobs"
+                pulled = pulled or await self._pull(keep)
+                if pulled is not None and not self._stopping.is_set():
+                    pulled = await self._job(keep, train, pulled)
+        except Refused as refusal:
+            if not is_end(refusal):
+                raise
+            log.info("%s", refusal)
+            return "ended"
+        except Unavailable:
+            if not self._stopping.is_set():
+                raise
+        return "stopped"
+
+    async def _begin(self) -> tuple[Keep, Train]:
+        hello = await self._session.hello()
+        self._version = hello.version
+        log.info(
+            "%s is client %s of federation %s, which is %s: %s, version %d", hello.name, hello.number, hello.federation,
+            hello.state, hello.strategy, hello.version,
+        )  # fmt: skip
+        self._keep = self._opened(hello)
+        return self._keep, self._prepare(hello, self._cancelled)
+
+    async def _pull(self, keep: Keep) -> Pulled | None:
+        """A job; None if there is none yet, or a stop came first."""
+        begun = self._loop.time()
+        try:
+            pulled = await self._unless_stopped(self._session.pull(PULL_SECONDS))
+        except Refused as refusal:
+            if not is_stranger(refusal) or self._rejoined:
+                raise
+            await self._rejoin(keep)
+            return None
+        if pulled is not None:
+            self._open, self._rejoined = pulled.id, False
+        elif self._loop.time() - begun < 1.0:  # a server that does not let us wait is not asked again at once
+            await asyncio.wait({self._stopped}, timeout=jittered(1.0))
+        return pulled
+
+    async def _rejoin(self, keep: Keep) -> None:
+        """The server has let the client go: what it remembers is of no use, and it begins as a new one."""
+        before = self._session.federation.federation
+        log.warning("the federation no longer knows this client; it joins again and begins anew")
+        if (await self._session.hello()).federation != before:
+            raise StateError("another federation has taken the place of this one; start the client again")
+        keep.forget()
+        self._rejoined = True
+
+    async def _unless_stopped(self, request: Coroutine[Any, Any, T]) -> T | None:
+        """The answer; None if a stop came and the answer not soon after."""
+        task = self._loop.create_task(request)
+        try:
+            await asyncio.wait({task, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=GRACE)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    # -- one job ----------------------------------------------------------------------------------------------------
+
+    async def _job(self, keep: Keep, train: Train, pulled: Pulled) -> Pulled | None:
+        """Trains and pushes; the next job, if the answer brought one."""
+        begun, self._open, self._last = self._loop.time(), pulled.id, pulled.job.model
+        if not await self._trained(keep, train, pulled):
+            keep.drop()
+            return None
+        assert keep.pending is not None
+        parcel, self._open = keep.pending, None  # from here on the server may have it: it cannot be given back
+        last = self._limits.reached(self._jobs + 1) or self._stopping.is_set()
+        answer = await self._push(keep, next=not last)
+        if answer is None:
+            return None
+        self._jobs += 1
+        self._tell(pulled, parcel, answer, self._loop.time() - begun)
+        return answer.next
+
+    async def _trained(self, keep: Keep, train: Train, pulled: Pulled) -> bool:
+        """Works on a job in the other thread; false if it is void, or a stop came."""
+        work = quiet(self._worker.submit(lambda: self._train(keep, train, pulled)))
+        beat = quiet(self._loop.create_task(self._heartbeats(pulled.id)))
+        awaited: list[asyncio.Future[Any]] = [work, beat, self._stopped]
+        try:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            beat.cancel()
+        if work.done() and not self._stopping.is_set():
+            return work.result()
+        self._cancelled.set()
+        await self._give_back()
+        await asyncio.wait([work])  # nobody needs what comes of it, but it works with the model
+        if not self._stopping.is_set():
+            self._cancelled.clear()
+            beat.result()
+        return False
+
+    def _train(self, keep: Keep, train: Train, pulled: Pulled) -> bool:
+        """What is done in the other thread: training, and writing down what came of it."""
+        job = pulled.job
+        if not np.isfinite(job.model).all():
+            raise Nonsense(f"the model of version {job.version} is not finite; the federation's training has diverged")
+        done = train(job, pulled.number, keep.memory, float(pulled.delay))
+        if self._cancelled.is_set():
+            return False
+        parcel = pulled.pack(wanted(done, job, self._session.federation), int(done.steps), self._limits.examples)
+        keep.hold(parcel, as_sent(done, parcel))
+        return True
+
+    async def _heartbeats(self, job: int) -> None:
+        """Keeps the lease alive; returns when the job is void."""
+        pause = self._session.federation.lease / 3
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                pause = await self._session.heartbeat(job, patient=False) / 3
+            except Unavailable as trouble:
+                log.info("no heartbeat for job %d: %s", job, trouble)
+                pause = self._session.federation.lease / 12
+            except Refused as refusal:
+                if not (is_void(refusal) or is_end(refusal) or is_stranger(refusal)):
+                    raise
+                log.warning("job %d is void: %s", job, refusal)
+                self._open = None
+                return
+
+    async def _settle(self, keep: Keep) -> Pulled | None:
+        """Sends what an earlier run could not see taken; the job that the answer brings."""
+        answer = await self._push(keep, next=not self._limits.reached(0))
+        return None if answer is None else answer.next
+
+    async def _push(self, keep: Keep, *, next: bool) -> Answer | None:
+        """Sends the update that is held and settles it; None if it is void."""
+        parcel = keep.pending
+        assert parcel is not None
+        try:
+            answer = await self._session.push(parcel, next=next)
+        except Refused as refusal:
+            if refusal.status == 401 or refusal.code in ("revoked", "suspended"):
+                raise  # with a new token it may still be taken
+            keep.drop()
+            if is_void(refusal):
+                log.warning("the update for job %d is void: %s", parcel.job, refusal)
+                return None
+            if is_stranger(refusal):
+                await self._rejoin(keep)
+                return None
+            raise
+        if answer.receipt.rejected:
+            keep.drop()
+        else:
+            keep.take()
+        self._version = answer.version
+        self._open = None if answer.next is None else answer.next.id
+        return answer
+
+    def _tell(self, pulled: Pulled, parcel: Parcel, answer: Answer, seconds: float) -> None:
+        receipt = answer.receipt
+        log.info(
+            "job %d of version %d: %s, staleness %d, version %d now%s", pulled.id, pulled.job.version, receipt.outcome,
+            receipt.staleness, answer.version, f" ({receipt.reason})" if receipt.reason else "",
+        )  # fmt: skip
+        if self._limits.progress is not None:
+            self._limits.progress(
+                Progress(
+                    self._jobs,
+                    pulled.id,
+                    pulled.job.version,
+                    answer.version,
+                    receipt.staleness,
+                    receipt.outcome,
+                    parcel.steps,
+                    seconds,
+                )
+            )
+
+    async def _give_back(self) -> None:
+        """Declines the open job, if that can be done soon."""
+        job, self._open = self._open, None
+        if job is None:
+            return
+        try:
+            async with asyncio.timeout(GRACE):
+                await self._session.decline(job, patient=False)
+            log.info("job %d is given back", job)
+        except (AflockError, TimeoutError) as error:
+            log.info("job %d could not be given back (%s); its lease will run out", job, error or "no answer")

@@ -46,6 +46,10 @@ check: $(DEV)  ## ruff, mypy --strict and the import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
+.PHONY: chaos
+chaos: $(DEV)  ## kill a federation's server 1,000 times, and its clients, lines and disk: half an hour
+	@$(BIN)/python -m tests.net.chaos --kills 1000
+
 bench: $(STAMP)  ## measure the server rules; prints a table and writes bench.json
 	@$(BIN)/aflock bench server --out bench.json
 

@@ -72,7 +72,7 @@ def test_the_file_holds_the_hash_and_not_the_secret(tmp_path: Path) -> None:
 
 def test_a_member_is_not_invited_twice_by_mistake(tmp_path: Path) -> None:
     old = invite(tmp_path, "alice")
-    with pytest.raises(InputError, match=r"'alice' is a member already; revoke .* again=True"):
+    with pytest.raises(InputError, match=r"'alice' is a member already; revoke .* --again"):
         invite(tmp_path, "alice")
     new = invite(tmp_path, "alice", again=True)
     view = Members(tmp_path)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from .refusals import Refused, busy
@@ -17,6 +18,8 @@ Receive = Callable[[], Awaitable[Any]]
 
 LEAST = 64 * 1024
 GRACE = 10.0
+PIECE = 128 * 1024
+"""Bytes of an answer that are handed to the network at a time: what TLS is given, it keeps encrypted in memory."""
 PATIENCE = 30.0
 """Seconds a body may wait for its place."""
 
@@ -46,7 +49,9 @@ class Bodies:
             if turn.done() and not turn.cancelled():
                 self.give_back(length)  # it came in the same moment
             else:
-                self._waiting.remove((length, turn))
+                with suppress(ValueError):  # passed over already
+                    self._waiting.remove((length, turn))
+                self.give_back(0)  # those behind it may fit
             if isinstance(error, TimeoutError):
                 raise busy("busy", "too many updates are on their way; try again") from None
             raise
@@ -61,37 +66,44 @@ class Bodies:
                 turn.set_result(None)
 
 
-async def read(receive: Receive, length: int, message: Any) -> bytearray:
-    """A body of exactly that many bytes, from its first message on."""
-    body, filled = bytearray(length), 0
-    try:
-        async with asyncio.timeout(None) as limit:
-            begun = asyncio.get_running_loop().time()
-            while True:
-                if message["type"] == "http.disconnect":
-                    raise Gone
-                chunk = message.get("body", b"")
-                if filled + len(chunk) > length:
-                    raise Refused(400, "malformed", "the body is longer than Content-Length says")
-                body[filled : filled + len(chunk)] = chunk
-                filled += len(chunk)
-                if not message.get("more_body", False):
-                    break
-                limit.reschedule(begun + GRACE + filled / LEAST)
-                message = await receive()
-    except TimeoutError:
-        raise Refused(408, "slow", f"{filled} of {length} bytes came; send at least {LEAST} bytes per second") from None
-    if filled != length:
-        raise Refused(400, "malformed", f"the body has {filled} bytes; Content-Length says {length}")
+def pieces(parts: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """The body of an answer, as it is handed to the network."""
+    return [part[begin : begin + PIECE] for part in parts for begin in range(0, len(part), PIECE)]
+
+
+async def read(receive: Receive, length: int) -> bytearray:
+    """A body of exactly that many bytes."""
+    body = bytearray(length)
+
+    def take(filled: int, chunk: bytes) -> None:
+        body[filled : filled + len(chunk)] = chunk
+
+    await _read(receive, length, take)
     return body
 
 
 async def skip(receive: Receive, length: int) -> None:
-    """Reads a body and forgets it; who sends it too slowly is not waited for."""
+    """A body of exactly that many bytes, for nobody."""
+    await _read(receive, length, lambda filled, chunk: None)
+
+
+async def _read(receive: Receive, length: int, take: Callable[[int, bytes], None]) -> None:
+    filled, more = 0, length > 0
     try:
-        async with asyncio.timeout(GRACE + length / LEAST):
-            while (message := await receive()).get("more_body"):
+        async with asyncio.timeout(GRACE) as limit:
+            begun = asyncio.get_running_loop().time()
+            while more:
+                message = await receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
+                chunk, more = message.get("body", b""), message.get("more_body", False)
+                if filled + len(chunk) > length:
+                    raise Refused(400, "malformed", "the body is longer than Content-Length says")
+                take(filled, chunk)
+                filled += len(chunk)
+                if more:
+                    limit.reschedule(begun + GRACE + filled / LEAST)
     except TimeoutError:
-        raise Refused(408, "slow", f"send at least {LEAST} bytes per second") from None
+        raise Refused(408, "slow", f"{filled} of {length} bytes came; send at least {LEAST} bytes per second") from None
+    if filled != length:
+        raise Refused(400, "malformed", f"the body has {filled} bytes; Content-Length says {length}")

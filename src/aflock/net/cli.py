@@ -111,15 +111,15 @@ def _path(text: str | None) -> Path | None:
 
 
 def _invite(options: argparse.Namespace) -> int:
-    from . import members, tls
+    from . import members, serve, tls
 
     folder = Path(options.folder)
     out = Path(options.out or f"{options.name}.token")
     if out.exists():
         raise InputError(f"{out} exists; choose another place with --out, or remove it")
+    authority = tls.ca_text(folder) if serve.has_own_authority(folder) else None
     token = members.invite(folder, options.name, again=options.again)
-    authority = folder / "tls" / "ca.pem"
-    members.write_token_file(out, token, tls.ca_text(folder) if authority.is_file() else None)
+    members.write_token_file(out, token, authority)
     print(f"{out}: give it to {options.name}, over a way nobody else can read")
     if options.mtls:
         certificate, key = tls.issue_client(folder, options.name)

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..errors import AflockError
 from .federation import Head
-from .journal import JournalFailed, JournalFull
+from .journal import JournalError, JournalFull
 from .refusals import Refused, busy
 from .store import Store, encoded
 from .wire import Buffer
@@ -41,8 +42,8 @@ class Commits:
         self._closing = False
         self.full = False
         """Whether the last write found the disk full."""
-        self.failed: JournalFailed | None = None
-        """Why nothing can be written any more, if so."""
+        self.failed: Exception | None = None
+        """Why nothing can be written any more, if so; a new start goes by what the journal says."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def submit(self, kind: str, body: Buffer = b"", **head: Any) -> Any:
@@ -58,60 +59,66 @@ class Commits:
         return await future
 
     async def _run(self) -> None:
-        while True:
+        while not self._closing or self._queue:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                await self._commit([self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))])
-            if self._closing:
-                return
+                batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+                try:
+                    await self._commit(batch)
+                except JournalFull as error:
+                    self._refuse_for_now(batch, error)
+                except Exception as error:  # nobody but the journal knows any more what is true
+                    self._give_up(batch, error)
 
     async def _commit(self, batch: list[Waiting]) -> None:
         begun = time.perf_counter()
         try:
-            await self._in_thread(self._store.write, [(encoded(head), body) for head, body, _ in batch])
-        except (JournalFull, JournalFailed) as error:
-            self._refuse(batch, error)
-            return
+            await self._write(batch)
         finally:
             self._bytes -= sum(len(body) for _, body, _ in batch)
         self.full = False
         for head, body, future in batch:
             self._settle(future, head, body)
         self._store.settle()
+        await asyncio.sleep(0)  # the senders first: whoever got nothing waits by the time others are woken
         self._on_batch(time.perf_counter() - begun, len(batch))
         if self._store.snapshot_due:
             await self.snapshot()
+
+    async def _write(self, batch: list[Waiting]) -> None:
+        if self.failed is not None:
+            raise self.failed
+        await self._in_thread(self._store.write, [(encoded(head), body) for head, body, _ in batch])
 
     def _settle(self, future: asyncio.Future[Any], head: Head, body: Buffer) -> None:
         try:
             result = self._store.apply(head, body)
         except Refused as refusal:
-            if not future.cancelled():
+            if not future.done():
                 future.set_exception(refusal)
         else:
-            if not future.cancelled():
+            if not future.done():
                 future.set_result(result)
 
-    def _refuse(self, batch: list[Waiting], error: JournalFull | JournalFailed) -> None:
-        if isinstance(error, JournalFailed):
-            self.failed = error
-            refusal = busy("stopping", "the server cannot write to its disk any more", 10.0)
+    def _refuse_for_now(self, batch: list[Waiting], error: JournalFull) -> None:
+        if not self.full:
             log.error("%s", error)
-        else:
-            refusal = busy("disk-full", "the server's disk is full; nothing was taken", 5.0)
-            if not self.full:
-                log.error("%s", error)
-            self.full = True
-        for _, _, future in batch:
-            if not future.cancelled():
-                future.set_exception(refusal)
+        self.full = True
+        _refuse(batch, busy("disk-full", "the server's disk is full; nothing was taken", 5.0))
+
+    def _give_up(self, batch: list[Waiting], error: Exception) -> None:
+        """Takes nothing any more: a new start will find what is true in the journal."""
+        if self.failed is None:
+            log.error("%s", error, exc_info=None if isinstance(error, AflockError) else error)
+            self.failed = error
+        _refuse(batch, busy("stopping", "the server cannot go on; it must be started again", 10.0))
 
     async def snapshot(self) -> None:
         """Saves everything; nothing happens meanwhile, but requests are still read."""
         try:
             await self._in_thread(self._store.snapshot)
-        except OSError as error:
+        except (OSError, JournalError) as error:
             log.error("no snapshot could be made: %s; the journal goes on", error)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -125,3 +132,9 @@ class Commits:
         if self.failed is None:
             await self.snapshot()
         self._thread.shutdown()
+
+
+def _refuse(batch: list[Waiting], refusal: Refused) -> None:
+    for _, _, future in batch:
+        if not future.done():
+            future.set_exception(refusal)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import time
 
 from .members import BadToken, Member, Members, Revoked
-from .refusals import Refused
+from .refusals import Refused, bad_token, revoked
 from .wire import Headers
-
-CHECKS = 0.5
-"""Seconds between two looks at the members' file when a token is not known."""
 
 
 class Door:
@@ -19,31 +16,28 @@ class Door:
         self._members, self._rate, self._strikes = members, rate, strikes
         self._buckets: dict[str, tuple[float, float]] = {}
         self._struck: dict[str, int] = {}
-        self._looked = 0.0
 
-    def enter(self, headers: Headers) -> Member:
-        """The member who asks, or a refusal."""
+    def enter(self, headers: Headers, peer: str | None = None) -> Member:
+        """The member who asks, or a refusal; `peer` is the name in the certificate it has shown, if it has."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Refused(401, "token", "send your token: Authorization: Bearer aflock1...")
         try:
             member = self._authenticate(token.strip())
         except BadToken:
-            raise Refused(401, "token", "the token is not valid") from None
+            raise bad_token() from None
         except Revoked:
-            raise Refused(403, "revoked", "your invitation was revoked") from None
+            raise revoked() from None
+        if peer is not None and peer != member.name:
+            raise Refused(401, "token", "your certificate is made out to another name than your token")
         self._count(member.name)
         return member
 
     def _authenticate(self, token: str) -> Member:
         try:
             return self._members.authenticate(token)
-        except (BadToken, Revoked):  # perhaps it was invited a moment ago
-            now = time.monotonic()
-            if now - self._looked < CHECKS:
-                raise
-            self._looked = now
-            if not self._members.refresh():
+        except (BadToken, Revoked):
+            if not self._members.refresh():  # else it may have been invited a moment ago
                 raise
             return self._members.authenticate(token)
 
@@ -64,6 +58,6 @@ class Door:
         return self._struck[name] >= self._strikes
 
     def forgive(self, name: str) -> None:
-        """A good one: the count begins anew."""
+        """The count begins anew."""
         if self._struck:
             self._struck.pop(name, None)

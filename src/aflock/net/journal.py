@@ -129,6 +129,11 @@ class Journal:
         """The bytes of all segments on disk."""
         return self._recovered().end + sum(tuple(self._older.values()))
 
+    @property
+    def oldest(self) -> int:
+        """The seq of the oldest record that has not been deleted, or that the first one will get."""
+        return min(_firsts(self.folder), default=1)
+
     def recover(self, after: int = 0) -> Iterator[Record]:
         """Every record after the seq `after`, in order; once they are exhausted the journal can be written to.
 

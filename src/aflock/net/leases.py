@@ -29,6 +29,8 @@ class Leases:
             if until > now:
                 break
             late.append((name, job))
-        for name, job in late:
+        for name, _ in late:
             self.end(name)
-            await self._expire(name, job)
+        for name, job in late:
+            if name not in self._until:  # else it has shown itself while others were let go
+                await self._expire(name, job)

@@ -36,10 +36,10 @@ def _place(where: str, ca: str | None) -> tuple[str, str | None]:
     folder = Path(where)
     if where.startswith(("http://", "https://")) or not folder.is_dir():
         return where, ca
-    from .serve import address
+    from .serve import address, has_own_authority
 
     own = folder / "tls" / "ca.pem"
-    return address(folder), ca or (str(own) if own.is_file() else None)
+    return address(folder), ca or (str(own) if has_own_authority(folder) and own.is_file() else None)
 
 
 def _get(url: str, ca: str | None) -> dict[str, Any]:

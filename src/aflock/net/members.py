@@ -81,7 +81,7 @@ def invite(folder: Path, name: str, *, again: bool = False) -> str:
     with _changing(folder) as members:
         old = members.get(name)
         if old and not old.revoked and not again:
-            raise InputError(f"{name!r} is a member already; revoke the old token first, or replace it with again=True")
+            raise InputError(f"{name!r} is a member already; revoke it first, or replace its token with --again")
         generation = old.generation + 1 if old else 1
         members[name] = Member(name, _hash(secret), _now(), revoked=False, generation=generation)
     return f"aflock1.{name}.{secret}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..memory import resident
+from . import room
 from .federation import HISTOGRAM, Federation, Seat
 from .store import Store
 
@@ -109,7 +110,7 @@ def text(store: Store, meter: Meter, full_disk: bool) -> str:
 
     def add(name: str, kind: str, helped: str, samples: Iterable[tuple[str, float]]) -> None:
         lines.extend((f"# HELP aflock_{name} {helped}", f"# TYPE aflock_{name} {kind}"))
-        lines.extend(f"aflock_{name}{labels} {value:g}" for labels, value in samples)
+        lines.extend(f"aflock_{name}{labels} {_shown(value)}" for labels, value in samples)
 
     outcomes = ((f'{{outcome="{o}"}}', getattr(counts, o)) for o in ("applied", "buffered", "rejected"))
     add("version", "gauge", "Version of the model.", [("", federation.version)])
@@ -124,13 +125,17 @@ def text(store: Store, meter: Meter, full_disk: bool) -> str:
                             counts.staleness_sum))  # fmt: skip
     add("buffer_fill", "gauge", "Updates held for the next server step.", [("", federation.strategy.pending)])
     add("state_bytes", "gauge", "What the rule keeps: model, buffers, rows.", [("", _nbytes(federation))])
+    add("row_cache_bytes", "gauge", "Of these, one row per client.", [("", _row_bytes(federation))])
     lines.extend(_histogram("journal_seconds", "Time of a write to the journal, sync included.", LATENCIES,
                             meter.latency, meter.latency_sum))  # fmt: skip
     add("journal_bytes", "gauge", "Size of the journal.", [("", store.journal.size)])
     add("journal_records_total", "counter", "Records written since the start.", [("", meter.records)])
     add("disk_full", "gauge", "1 while the disk is full.", [("", full_disk)])
-    shares = ((f'{{client="{seat.name}"}}', seat.uploads) for seat in federation.seats.values())
-    add("client_updates_total", "counter", "Updates of each client.", shares)
+    seats, total = federation.seats.values(), max(1, counts.updates)
+    each = ((f'{{client="{seat.name}"}}', seat.uploads) for seat in seats)
+    add("client_updates_total", "counter", "Updates of each client.", each)
+    shares = ((f'{{client="{seat.name}"}}', seat.uploads / total) for seat in seats)
+    add("client_share", "gauge", "The part of all updates that came from each client.", shares)
     for name, value in meter.evaluation.items():
         add(f"evaluation_{name}", "gauge", "The model on the test set.", [("", value)])
     add("resident_bytes", "gauge", "Memory of the process.", [("", resident())])
@@ -141,6 +146,15 @@ def _nbytes(federation: Federation) -> int:
     return federation.strategy.nbytes if federation.begun else 0
 
 
+def _row_bytes(federation: Federation) -> int:
+    return sum(rows.nbytes for rows in room.of(federation.strategy)) if federation.begun else 0
+
+
+def _shown(value: float) -> str:
+    """All digits: a counter that is rounded stands still."""
+    return str(int(value)) if isinstance(value, int) else repr(float(value))
+
+
 def _histogram(name: str, helped: str, ends: Iterable[float], counts: list[int], total: float) -> Iterator[str]:
     yield f"# HELP aflock_{name} {helped}"
     yield f"# TYPE aflock_{name} histogram"
@@ -149,5 +163,5 @@ def _histogram(name: str, helped: str, ends: Iterable[float], counts: list[int],
         below += count
         yield f'aflock_{name}_bucket{{le="{end:g}"}} {below}'
     yield f'aflock_{name}_bucket{{le="+Inf"}} {sum(counts)}'
-    yield f"aflock_{name}_sum {total:g}"
+    yield f"aflock_{name}_sum {_shown(total)}"
     yield f"aflock_{name}_count {sum(counts)}"

@@ -13,6 +13,21 @@ class Refused(AflockError):
         self.status, self.code, self.retry_after = status, code, retry_after
 
 
+def bad_token() -> Refused:
+    """Nothing says what is wrong with it."""
+    return Refused(401, "token", "the token is not valid")
+
+
+def revoked() -> Refused:
+    """Shut out by whoever runs the federation."""
+    return Refused(403, "revoked", "your invitation was revoked")
+
+
+def suspended() -> Refused:
+    """Shut out by its own updates."""
+    return Refused(403, "suspended", "you are suspended for unusable updates; ask for a new invitation")
+
+
 def unknown_job() -> Refused:
     """Another client's job looks the same as none: nobody learns which exist."""
     return Refused(409, "unknown-job", "this is not your open job: it was answered, dropped or never given; pull again")

@@ -19,7 +19,7 @@ from typing import Any
 from .. import threads
 from ..errors import AflockError, InputError
 from ..files import write_whole
-from . import tls
+from . import room, tls, warm
 from .evaluation import Evaluator
 from .members import Members
 from .service import Service
@@ -49,28 +49,57 @@ class Options:
 def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str], None]) -> int:
     """Serves until SIGINT or SIGTERM; the exit code."""
     server = settings.section("server")
-    local = _is_loopback(server.host)
-    if options.plain and not local and not options.insecure:
-        raise InputError(f"plain HTTP on {server.host} would show tokens to the network; use TLS, or --insecure")
-    secure = not (options.plain or options.insecure)
+    secure = _is_secure(server.host, options)
+    os.umask(0o077)  # whatever is written is for the one who runs the server
     store = Store(folder, settings)
-    listening = _listen(server.host, server.port)
-    port = listening.getsockname()[1]
+    members = Members(folder)
+    if members.problem:
+        raise InputError(members.problem)
     certificates = None
     if secure:
         hosts = _hosts(server.host, server.names)
         certificates = tls.prepare(folder, hosts, certificate=options.certificate, key=options.key)
-    url = f"{'https' if secure else 'http'}://{_shown(server.host)}:{port}"
-    write_whole(folder / ADDRESS, json.dumps({"url": url, "pid": os.getpid()}))
+    context = tls.server_context(certificates, options.client_ca) if certificates else None
+    if not store.federation.begun:
+        room.for_all(settings, store.start.w0.size)
+    warm.up(settings)
+    listening = _listen(server.host, server.port)
+    url = f"{'https' if secure else 'http'}://{_shown(server.host)}:{listening.getsockname()[1]}"
+    known = {"url": url, "pid": os.getpid(), "ca": bool(certificates and certificates.ca)}
+    write_whole(folder / ADDRESS, json.dumps(known))
     for line in _greeting(store, url, folder, certificates.fingerprint if certificates else None):
         say(line)
-    context = tls.server_context(certificates, options.client_ca) if certificates else None
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
+    _allow_files(2 * server.connections + 256)  # those too many are told so
     with threads.one_thread(), contextlib.closing(listening):
-        return _run(store, folder, listening, context)
+        return _run(store, members, listening, context)
 
 
-def _run(store: Store, folder: Path, listening: socket.socket, context: Any) -> int:
+def _is_secure(host: str, options: Options) -> bool:
+    """Whether TLS is spoken; what would show secrets to others, or only seem not to, is refused."""
+    if options.plain and not options.insecure and not _is_loopback(host):
+        raise InputError(f"plain HTTP on {host} would show tokens to the network; use TLS, or --insecure")
+    plain = options.plain or options.insecure
+    if plain and (options.certificate or options.key or options.client_ca):
+        raise InputError("certificates mean nothing without TLS; leave out --http and --insecure")
+    return not plain
+
+
+def _allow_files(count: int) -> None:
+    """Every connection is an open file, and many systems allow a thousand unless asked for more."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # no such thing on this system
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < count:
+        log.warning("the system allows %d open files; [server] connections asks for %d", most, count)
+
+
+def _run(store: Store, members: Members, listening: socket.socket, context: Any) -> int:
     try:
         import uvloop
     except ModuleNotFoundError:
@@ -78,21 +107,19 @@ def _run(store: Store, folder: Path, listening: socket.socket, context: Any) -> 
     else:
         make = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=make) as runner:
-        return runner.run(_serve(store, folder, listening, context))
+        return runner.run(_serve(store, members, listening, context))
 
 
-async def _serve(store: Store, folder: Path, listening: socket.socket, context: Any) -> int:
-    import uvicorn
-
+async def _serve(store: Store, members: Members, listening: socket.socket, context: Any) -> int:
     from . import http
 
     settings = store.settings.section("server")
-    service = Service(store, Members(folder))
-    protocol = http.limited(settings.idle, settings.connections)
+    service = Service(store, members)
+    protocol = http.limited(settings.idle, settings.connections, service.refused)
     config = http.configured(service, protocol, settings.idle)
     config.load()
     config.ssl = context
-    server = uvicorn.Server(config)
+    server = http.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign]  # ours are below
     evaluator = Evaluator(store, service)
     service.on_version = evaluator.on_version
@@ -139,15 +166,14 @@ def _greeting(store: Store, url: str, folder: Path, fingerprint: str | None) -> 
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio looks for that: no Nagle
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # a port beyond 65535 overflows
         listening.close()
-        raise InputError(
-            f"cannot listen on {host} port {port}: {error.strerror}; change [server] host or port"
-        ) from None
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot listen on {host} port {port}: {why}; change [server] host or port") from None
     return listening
 
 
@@ -177,8 +203,9 @@ class JsonLines(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, logger, message."""
+        """Time, level, message, and what else is known: client, method, what, status."""
         line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -200,7 +227,20 @@ def log_to_stderr(level: str, *, as_json: bool) -> None:
 
 def address(folder: Path) -> str:
     """The URL of the server that runs in a folder."""
+    url = _last_start(folder).get("url")
+    if not isinstance(url, str):
+        raise AflockError(f"no server has run in {folder} yet; start one with aflock serve")
+    return url
+
+
+def has_own_authority(folder: Path) -> bool:
+    """Whether clients must trust the federation's authority: not without TLS, nor with certificates from elsewhere."""
+    return bool(_last_start(folder).get("ca", True))  # who is invited before the first start is told, too
+
+
+def _last_start(folder: Path) -> dict[str, Any]:
     try:
-        return str(json.loads((folder / ADDRESS).read_text(encoding="utf-8"))["url"])
-    except (OSError, ValueError, KeyError):
-        raise AflockError(f"no server has run in {folder} yet; start one with aflock serve") from None
+        found = json.loads((folder / ADDRESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from . import bodies, metrics, wire
+from ..files import to_json
+from . import bodies, metrics, room, wire
 from .bodies import Bodies, Gone, Receive
 from .commits import Commits
 from .door import Door
@@ -23,7 +27,7 @@ from .federation import Answer, Given, Seat
 from .leases import Leases
 from .members import Member, Members
 from .metrics import Meter
-from .refusals import Refused, busy, unknown_job
+from .refusals import Refused, bad_token, busy, revoked, suspended, unknown_job
 from .store import Store
 from .wire import UpdateHead
 
@@ -33,11 +37,15 @@ Handler = Callable[["Request"], Awaitable[None]]
 log = logging.getLogger("aflock.server")
 
 _JOB_PATH = re.compile(r"/v1/jobs/([0-9]{1,18})/(update|heartbeat|decline)", re.ASCII)
-_DRAINED = 1 << 16
-"""A refused body of at most so many bytes is read to its end, so that the connection can be used again."""
+_SHORT = 1 << 16
+"""Most bytes of a body that is no update; an unread one of that size does not end the connection."""
 _LONGEST_WAIT = 60.0
 _ROOM = 64 << 20
 """Bytes of bodies that may be in memory where an update is small; else three updates."""
+_BARE = (204, 304)
+"""Answers that have no body, and may not describe one."""
+_PROBE = 1 << 20
+"""Bytes that must fit on a disk that was full before it counts as having room again."""
 
 
 class Request:
@@ -47,19 +55,29 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in scope["headers"]
+        }
         self.receive, self._send = receive, send
+        self.peer: str | None = scope["state"].get("peer")
+        self.client, self.what = "", "?"
+        """Which member asks for what, as far as the server knows them; nothing a stranger made up gets into the log."""
         self.unread = True
-        self.known = False
-        """Whether a member asks."""
+        self.torn = False
+        """Whether a part of the body was read, and the rest did not come."""
         self.answered = False
 
     @property
     def length(self) -> int:
-        """Of the body."""
-        if "transfer-encoding" in self.headers:
-            raise Refused(411, "length", "send a Content-Length, not a chunked body")
+        """Of the body; one in pieces of unknown length has not come as far as this."""
         return wire.number(self.headers, "content-length", 0)
+
+    def unread_within(self, most: int) -> bool:
+        """Whether a body is still to come, and all of it, of at most so many bytes."""
+        text = self.headers.get("content-length", "0")
+        if not self.unread or "expect" in self.headers or not text.isdecimal() or len(text) > 18:
+            return False
+        return 0 < int(text) <= most
 
     def option(self, name: str) -> str:
         """A part of the query."""
@@ -72,33 +90,56 @@ class Request:
 
     async def body(self, length: int) -> bytearray:
         """All of it."""
-        self.unread = False
-        message = await self.receive()
-        if len(message.get("body", b"")) == length and not message.get("more_body"):  # all of it, at once
-            return bytearray(message["body"])
-        return await bodies.read(self.receive, length, message)
+        self.unread, self.torn = False, True
+        body = await bodies.read(self.receive, length)
+        self.torn = False
+        return body
 
     async def skip(self, length: int) -> None:
         """Reads it to its end, for nobody: whoever is still sending would not see an answer."""
-        self.unread = False
+        self.unread, self.torn = False, True
         await bodies.skip(self.receive, length)
+        self.torn = False
+
+    async def short(self) -> None:
+        """Reads a body that means nothing."""
+        if self.length > _SHORT:
+            raise Refused(413, "too-large", f"the body of this request has at most {_SHORT} bytes")
+        await self.skip(self.length)
+
+    async def gone(self) -> None:
+        """Returns when the other side has hung up."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     async def answer(
         self, status: int, parts: list[bytes | memoryview], kind: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Sends an answer, in so many pieces."""
+        """Sends an answer whose body is made of these parts."""
         self.answered = True
-        sent = [(b"content-type", kind.encode()), (b"content-length", str(sum(map(len, parts))).encode())]
+        sent: list[tuple[bytes, bytes]] = []
+        if status not in _BARE:
+            sent = [(b"content-type", kind.encode()), (b"content-length", str(sum(map(len, parts))).encode())]
+        unread = self.unread and self.headers.get("content-length", "0") != "0"
+        if self.torn or (unread and not self.unread_within(_SHORT)):
+            sent.append((b"connection", b"close"))
+        if log.isEnabledFor(logging.DEBUG):
+            self._log(status)
         if headers:
             sent += [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": sent})
-        for k, part in enumerate(parts or [b""], 1):
-            more = k < len(parts)
-            await self._send({"type": "http.response.body", "body": part, "more_body": more})
+        *most, last = bodies.pieces(parts) or [b""]
+        for piece in most:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": last})
 
     async def json(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
         """Sends JSON."""
         await self.answer(status, [json.dumps(value).encode()], "application/json", headers)
+
+    def _log(self, status: int) -> None:
+        fields = {"client": self.client, "method": self.method, "what": self.what, "status": status}
+        log.debug("%s %s of %s: %d", self.method, self.what, self.client or "?", status, extra={"fields": fields})
 
 
 class Service:
@@ -119,9 +160,10 @@ class Service:
             if self.federation.coordinator.works(seat.number):
                 self.leases.begin(seat.name, self.federation.coordinator.ticket(seat.number).job)
         self._advice = store.settings.advice()
-        self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._waiters: dict[str, asyncio.Future[bool]] = {}
         self._arriving: dict[tuple[str, int], asyncio.Future[Answer]] = {}
         self._parts: tuple[object, int, tuple[str, ...], list[memoryview]] = (None, -1, (), [])
+        self._problem: str | None = None
         self.stopping = False
         self.on_version: Callable[[int], None] = lambda version: None
         self._seen_version = self.federation.version
@@ -152,8 +194,12 @@ class Service:
             await self._refuse(request, Refused(400, "malformed", str(error)))
         except Gone:
             pass
+        except asyncio.CancelledError:  # the server stops, and this has taken too long
+            if request.answered:
+                raise
+            await self._refuse(request, _stopping())
         except Exception:
-            log.exception("%s %s failed", request.method, request.path)
+            log.exception("%s %s failed", request.method, request.what)
             if not request.answered:
                 await request.json(500, {"error": "the server made a mistake", "code": "internal"})
 
@@ -162,7 +208,7 @@ class Service:
         if found:
             if request.method != "POST":
                 raise Refused(405, "method", "use POST")
-            job, what = int(found[1]), found[2]
+            job, what, request.what = int(found[1]), found[2], request.path
             member = self._enter(request)
             if what == "update":
                 await self._update(request, member, job)
@@ -176,37 +222,37 @@ class Service:
             if any(path == request.path for _, path in self._routes):
                 raise Refused(405, "method", "there is another method for this path")
             raise Refused(404, "path", "there is no such path; see docs/protocol.md")
+        request.what = request.path
         await handler(request)
 
-    def _enter(self, request: Request) -> Member:
-        member = self._door.enter(request.headers)
-        request.known = True
+    def _enter(self, request: Request, *, hello: bool = False) -> Member:
+        member = self._known(request)
         self.meter.seen[member.name] = time.monotonic()
         if self.stopping:
-            raise busy("stopping", "the server is stopping; try again", 2.0)
+            raise _stopping()
+        seat = self.federation.seats.get(member.name)
+        if seat is not None and seat.suspended and not (hello and member.generation != seat.generation):
+            raise suspended()
+        return member
+
+    def _known(self, request: Request) -> Member:
+        member = self._door.enter(request.headers, request.peer)
+        request.client = member.name
         return member
 
     async def _refuse(self, request: Request, refusal: Refused) -> None:
-        self.meter.refused[refusal.code] += 1
-        log.debug("%s %s refused: %s %s", request.method, request.path, refusal.status, refusal.code)
-        headers = {"retry-after": f"{refusal.retry_after:g}"} if refusal.retry_after is not None else {}
-        if request.unread and await self._undrained(request):
-            headers["connection"] = "close"
+        self.refused(refusal.code)
+        wait = refusal.retry_after
+        headers = {} if wait is None else {"retry-after": str(math.ceil(wait))}  # HTTP knows whole seconds only
+        if request.client and request.unread_within(self._largest):
+            with suppress(Refused, Gone):
+                await request.skip(request.length)
         if not request.answered:
             await request.json(refusal.status, {"error": str(refusal), "code": refusal.code}, headers)
 
-    async def _undrained(self, request: Request) -> bool:
-        """Reads a short body that nobody wants; whether there was too much of it."""
-        text = request.headers.get("content-length", "0")
-        longest = max(_DRAINED, self._largest if request.known else 0)
-        if "transfer-encoding" in request.headers or not text.isdecimal() or int(text[:18]) > longest:
-            return True
-        if int(text) and "expect" not in request.headers:
-            try:
-                await request.skip(int(text))
-            except (Refused, Gone):
-                return True
-        return False
+    def refused(self, code: str) -> None:
+        """One more request that was not granted."""
+        self.meter.refused[code] += 1
 
     # -- anybody ----------------------------------------------------------------------------------------------------
 
@@ -215,7 +261,8 @@ class Service:
 
     async def _ready(self, request: Request) -> None:
         why = "stopping" if self.stopping or self.failed else "the disk is full" if self._commits.full else ""
-        await request.answer(503 if why else 200, [(why or "ready").encode() + b"\n"], "text/plain")
+        headers = {"retry-after": "2"} if why else {}
+        await request.answer(503 if why else 200, [(why or "ready").encode() + b"\n"], "text/plain", headers)
 
     async def _metrics(self, request: Request) -> None:
         self._may_look(request)
@@ -224,21 +271,22 @@ class Service:
 
     async def _status(self, request: Request) -> None:
         self._may_look(request)
-        await request.json(200, metrics.status(self.store, self.meter, full=True))
+        text = to_json(metrics.status(self.store, self.meter, full=True))
+        await request.answer(200, [text.encode()], "application/json")
 
     def _may_look(self, request: Request) -> None:
         if not self._open_status:
-            self._door.enter(request.headers)
+            self._known(request)
 
     # -- members ----------------------------------------------------------------------------------------------------
 
     async def _hello(self, request: Request) -> None:
-        member = self._enter(request)
-        if request.length > _DRAINED:
-            raise Refused(413, "too-large", "a hello is short")
-        await request.body(request.length)
+        member = self._enter(request, hello=True)
+        await request.short()
         federation, p = self.federation, self.federation.p
         if not federation.ended and not federation.is_member(member.name, member.generation):
+            if federation.begun and member.name not in federation.seats:
+                room.for_one_more(federation.strategy)
             await self._commits.submit("hello", name=member.name, gen=member.generation)
             log.info("%s has come", member.name)
         seat = federation.seats.get(member.name)
@@ -275,32 +323,45 @@ class Service:
                 if given is not None:
                     await self._send_job(request, member.name, given, {})
                     return
-            if not await self._turn(member.name, until - time.monotonic()):
-                await request.answer(204, [], "application/octet-stream")
+            if not await self._turn(request, member.name, until - time.monotonic()):
+                await request.answer(204, [], "")
                 return
+            self._enter_again(member)
 
-    async def _turn(self, name: str, seconds: float) -> bool:
+    async def _turn(self, request: Request, name: str, seconds: float) -> bool:
         """Waits until there may be a job for the client; false if there was none in time."""
         if seconds <= 0:
             return False
-        self._wake(name)  # an older request of the same client has been given up
-        turn = self._waiters[name] = asyncio.get_running_loop().create_future()
+        self._wake(name, again=False)  # an older request of the same client: it has been given up
+        loop = asyncio.get_running_loop()
+        turn = self._waiters[name] = loop.create_future()
+        gone = loop.create_task(request.gone())
         try:
-            async with asyncio.timeout(seconds):
-                await turn
-        except TimeoutError:
-            return False
+            await asyncio.wait({turn, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self._waiters.get(name) is turn:
                 del self._waiters[name]
-        if self.stopping:
-            raise busy("stopping", "the server is stopping; try again", 2.0)
-        return True
+            hung_up = gone.done()
+            gone.cancel()
+        if hung_up:
+            self._wake_some()  # what it may have been woken for is another's
+            raise Gone
+        return turn.done() and turn.result()
 
-    def _wake(self, name: str) -> None:
+    def _enter_again(self, member: Member) -> None:
+        """Much may have happened while somebody waited."""
+        if self.stopping:
+            raise _stopping()
+        if member.name in self.members.revoked:
+            raise revoked()
+        if self.members.generations.get(member.name) != member.generation:
+            raise bad_token()
+
+    def _wake(self, name: str, *, again: bool = True) -> None:
+        """Whoever waits under that name looks again, or gives up."""
         turn = self._waiters.pop(name, None)
         if turn is not None and not turn.done():
-            turn.set_result(None)
+            turn.set_result(again)
 
     async def _send_job(self, request: Request, name: str, given: Given, headers: dict[str, str]) -> None:
         job = given.job
@@ -319,7 +380,7 @@ class Service:
         if self._parts[0] is job.extras and self._parts[1] == job.version and not job.first:
             return self._parts[2], self._parts[3]
         vectors = {"model": job.model, **job.extras}
-        parts = [wire.encode(vector, encoding) for vector in vectors.values()]
+        parts = [wire.encode(wire.bounded(vector, encoding), encoding) for vector in vectors.values()]
         if not job.first:
             self._parts = (job.extras, job.version, tuple(vectors), parts)
         return tuple(vectors), parts
@@ -334,7 +395,8 @@ class Service:
         if again is None:
             again = await self._same_again(member.name, job)
         if again is not None:
-            await request.skip(length)
+            if request.unread_within(length):
+                await request.skip(length)
             await self._send_receipt(request, again)
             return
         seat, head = self.federation.seat(member.name), UpdateHead.parse(request.headers)
@@ -361,11 +423,16 @@ class Service:
                 self._bodies.give_back(length)
         except Refused as refusal:
             if refusal.code == "unusable" and self._door.strike(member.name):
-                log.warning("%s is suspended: %s", member.name, refusal)
-                await self._commits.submit("suspend", name=member.name, gen=member.generation)
+                await self._suspend(member, str(refusal))
             raise
         self._door.forgive(member.name)
         return answer
+
+    async def _suspend(self, member: Member, why: str) -> None:
+        log.warning("%s is suspended: %s", member.name, why)
+        await self._commits.submit("suspend", name=member.name, gen=member.generation)
+        self.leases.end(member.name)
+        self._door.forgive(member.name)  # invited again, it begins anew
 
     async def _journalled(self, request: Request, seat: Seat, job: int, head: UpdateHead, body: bytearray) -> Answer:
         again = self.federation.known(seat.name, job) or await self._same_again(seat.name, job)
@@ -379,13 +446,16 @@ class Service:
         try:
             answer: Answer = await self._commits.submit(
                 "update", body, name=seat.name, j=job, v=head.version, s=head.steps, e=head.examples,
-                n=head.vectors, enc=head.encoding, next=int(request.query == b"next=1"),
+                n=head.vectors, enc=head.encoding, next=int(request.option("next") == "1"),
             )  # fmt: skip
         except Refused as refusal:
             arriving.set_exception(refusal)
             arriving.exception()  # nobody need have waited for it
-            if refusal.status == 503:
+            if self.federation.holds(seat, job):
                 self.leases.begin(seat.name, job)
+            raise
+        except BaseException:
+            arriving.cancel()
             raise
         finally:
             del self._arriving[seat.name, job]
@@ -400,7 +470,7 @@ class Service:
             headers = wire.receipt_headers(answer.receipt, answer.version)
             await self._send_job(request, name, answer.given, headers)
 
-    async def _send_receipt(self, request: Request, answer: Answer, *, close: bool = False) -> None:
+    async def _send_receipt(self, request: Request, answer: Answer) -> None:
         receipt, headers = answer.receipt, wire.receipt_headers(answer.receipt, answer.version)
         body = {
             "outcome": receipt.outcome,
@@ -408,10 +478,10 @@ class Service:
             "reason": receipt.reason,
             "version": answer.version,
         }
-        await request.json(200, body, headers | ({"connection": "close"} if close else {}))
+        await request.json(200, body, headers)
 
     async def _heartbeat(self, request: Request, member: Member, job: int) -> None:
-        await request.body(min(request.length, _DRAINED))
+        await request.short()
         seat = self.federation.seat(member.name)
         if not self.federation.holds(seat, job):
             raise unknown_job()
@@ -420,7 +490,7 @@ class Service:
         await request.json(200, {"lease": self.leases.seconds})
 
     async def _decline(self, request: Request, member: Member, job: int) -> None:
-        await request.body(min(request.length, _DRAINED))
+        await request.short()
         seat = self.federation.seat(member.name)
         if not self.federation.holds(seat, job) or (member.name, job) in self._arriving:
             raise unknown_job()
@@ -430,7 +500,7 @@ class Service:
 
     async def _leave(self, request: Request) -> None:
         member = self._enter(request)
-        await request.body(min(request.length, _DRAINED))
+        await request.short()
         if member.name in self.federation.seats or member.name in self.federation.gathered:
             await self.remove(member.name)
         await request.json(200, {})
@@ -447,7 +517,7 @@ class Service:
         version = str(self.federation.version)
         headers = {"etag": f'"{version}"', wire.VERSION: version, wire.ENCODING: "float32", wire.VECTORS: "model"}
         if request.headers.get("if-none-match") == f'"{version}"':
-            await request.answer(304, [], "application/octet-stream", headers)
+            await request.answer(304, [], "", headers)
         else:
             part = wire.encode(self.federation.model, "float32")
             await request.answer(200, [part], "application/octet-stream", headers)
@@ -492,17 +562,33 @@ class Service:
         await self._commits.submit("end", why=why)
 
     async def look_after(self) -> None:
-        """Once a second: who was revoked, whose lease ran out."""
+        """Once a second: who was revoked, whose lease ran out, whether there is room again."""
         while True:
             await asyncio.sleep(1.0)
-            self.members.refresh()
-            for name in [*self.federation.seats, *self.federation.gathered]:
-                if name in self.members.revoked and not self.federation.ended:
-                    try:
-                        await self.remove(name)
-                    except Refused:
-                        break
-            await self.leases.check()
+            try:
+                self._look_at_members()
+                await self._remove_revoked()
+                await self.leases.check()
+                if self._commits.full and _has_room(self.store.folder):
+                    self._commits.full = False
+            except Exception:  # without a next round no lease would ever run out
+                log.exception("looking after members and leases failed")
+
+    def _look_at_members(self) -> None:
+        self.members.refresh()
+        problem, self._problem = self._problem, self.members.problem
+        if self._problem and self._problem != problem:
+            log.error("%s; until then those known stay", self._problem)
+        elif problem and not self._problem:
+            log.info("the members' file can be used again")
+
+    async def _remove_revoked(self) -> None:
+        for name in [*self.federation.seats, *self.federation.gathered]:
+            if name in self.members.revoked and not self.federation.ended:
+                try:
+                    await self.remove(name)
+                except Refused:
+                    return
 
     def stop(self) -> None:
         """Takes no more requests: those that wait are told to come again."""
@@ -515,3 +601,19 @@ class Service:
         self.stop()
         await self._commits.close()
         self.store.close()
+
+
+def _stopping() -> Refused:
+    return busy("stopping", "the server is stopping; try again", 2.0)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether a file can be written: nobody need send an update for the server to find out."""
+    file = folder / ".room"
+    try:
+        file.write_bytes(bytes(_PROBE))
+    except OSError:
+        return False
+    finally:
+        file.unlink(missing_ok=True)
+    return True

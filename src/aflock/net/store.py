@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .. import config, state
 from ..errors import StateError
@@ -32,6 +32,7 @@ from .federation import Federation, Head
 from .journal import Journal
 from .refusals import Refused
 from .settings import Settings
+from .trace import Trace
 from .wire import Buffer
 
 log = logging.getLogger("aflock.server")
@@ -46,20 +47,25 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder, self.settings = folder, settings
         self._server = settings.section("server")
-        self._check_settings()
-        self.start = settings.start()
-        self.journal = Journal(folder / "journal")
-        self._trace: IO[bytes] | None = None
-        self.federation = Federation(settings, self.start.w0, self._on_event)
-        self.recovered = self._recover()
         self._since = 0
         """Bytes of journal since the last snapshot."""
+        self.journal = Journal(folder / "journal")  # from here on the folder is this server's alone
+        self._trace: Trace | None = None
+        try:
+            self._check_settings()
+            self._clean_up()
+            self.start = settings.start()
+            self.federation = Federation(settings, self.start.w0, self._on_event)
+            self.recovered = self._recover()
+        except BaseException:
+            self.close()
+            raise
 
     # -- starting ---------------------------------------------------------------------------------------------------
 
     def _check_settings(self) -> None:
         """Refuses to go on with another rule or model than the federation began with."""
-        file = self.folder / "federation.toml"
+        file, text = self.folder / "federation.toml", self.settings.text()
         if file.is_file():
             began = Settings.build(config.read(file, "aflock serve --example"))
             for section, values in self.settings.lasting().items():
@@ -69,42 +75,47 @@ class Store:
                         f"[{section}] {', '.join(changed) or 'name'} is not what this federation was begun with (see "
                         f"{file}); put it back, or begin another federation in another folder"
                     )
-        write_whole(file, self.settings.text())
+            if file.read_text(encoding="utf-8") == text:
+                return
+        write_whole(file, text)
         file.chmod(0o600)
+
+    def _clean_up(self) -> None:
+        """Removes what a server that was killed had not finished."""
+        for leftover in self.folder.glob(".snapshot-*"):
+            leftover.unlink()
 
     def _recover(self) -> int:
         """The newest snapshot and the journal from there on; how many records that were."""
-        seq, length = self._load_newest()
-        self._open_trace(length)
+        damaged: list[Path] = []
+        seq, length = self._load_newest(damaged)
+        records = self.journal.recover(after=seq)
+        first = list(islice(records, 1))  # without the records after the snapshot, nothing is touched
+        self._trace = Trace(self.folder / "trace.jsonl", length)
         count = 0
-        for count, record in enumerate(self.journal.recover(after=seq), 1):  # noqa: B007
+        for count, record in enumerate(chain(first, records), 1):  # noqa: B007
             self._apply(json.loads(record.head), record.body)
+            self._since += len(record.head) + len(record.body)
+        for file in damaged:  # it goes without them; they must not count among those that are kept
+            file.rename(file.with_suffix(".damaged"))
         if not self.federation.id:
             self._found()
-        self._flush()
+        self._trace.flush()
         return count
 
-    def _load_newest(self) -> tuple[int, int]:
+    def _load_newest(self, damaged: list[Path]) -> tuple[int, int]:
+        """The record of the newest snapshot that can be read, and how long the trace was then."""
         for file in snapshots(self.folder):
             try:
                 saved = state.load(file)
                 self.federation.load_state_dict(saved["state"])
             except StateError as error:
                 log.warning("%s cannot be used, taking an older one: %s", file.name, error)
+                damaged.append(file)
                 self.federation = Federation(self.settings, self.start.w0, self._on_event)
                 continue
             return int(saved["seq"]), int(saved["trace"])
         return 0, 0
-
-    def _open_trace(self, length: int) -> None:
-        """Cuts the trace back to where it was at the snapshot."""
-        file = self.folder / "trace.jsonl"
-        file.touch(0o600)
-        if file.stat().st_size < length:
-            log.warning("trace.jsonl has lost lines that were in it at the last snapshot; it goes on with a gap")
-        else:
-            os.truncate(file, length)
-        self._trace = open(file, "ab")  # noqa: SIM115  (kept open until `close`)
 
     def _found(self) -> None:
         """The first record: a name for the federation, and when it began."""
@@ -133,7 +144,8 @@ class Store:
 
     def settle(self) -> None:
         """After a batch of records: the trace is handed to the system."""
-        self._flush()
+        assert self._trace is not None
+        self._trace.flush()
 
     @property
     def snapshot_due(self) -> bool:
@@ -142,20 +154,20 @@ class Store:
 
     def snapshot(self) -> None:
         """Saves everything, then lets go of what is older than the snapshots that are kept."""
-        self._flush()
         trace = self._trace
         assert trace is not None
-        os.fsync(trace.fileno())
+        self._since = 0  # a full disk is not asked again after every batch
+        trace.sync()
         seq = self.journal.next - 1
-        saved: State = {"seq": seq, "trace": trace.tell(), "state": self.federation.state_dict()}
+        saved: State = {"seq": seq, "trace": trace.end, "state": self.federation.state_dict()}
         file = self.folder / f"snapshot-{seq:016d}.safetensors"
         state.save(file, saved)
         file.chmod(0o600)
-        self._since = 0
         self.export(self.folder / "model.safetensors")
         kept = snapshots(self.folder)
         for old in kept[self._server.snapshots :]:
             old.unlink()
+        self.journal.rotate()  # what is written from now on is not in the snapshot; the rest can go one day
         if not self._server.archive and len(kept) >= self._server.snapshots:
             self.journal.forget(_seq(kept[self._server.snapshots - 1]))
 
@@ -170,20 +182,11 @@ class Store:
         self.journal.close()
         if self._trace is not None:
             self._trace.close()
-
-    # -- trace ------------------------------------------------------------------------------------------------------
+            self._trace = None
 
     def _on_event(self, event: Event) -> None:
         if self._trace is not None:
-            self._trace.write(event.text().encode())
-
-    def _flush(self) -> None:
-        if self._trace is None:
-            return
-        try:
-            self._trace.flush()
-        except OSError as error:  # a full disk: the lines stay in memory; the journal has them anyway
-            log.warning("trace.jsonl cannot be written: %s", error)
+            self._trace.add(event.text())
 
 
 def snapshots(folder: Path) -> list[Path]:

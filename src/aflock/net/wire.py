@@ -80,6 +80,14 @@ def encode(vector: Vector, encoding: str) -> memoryview:
     return packed.data
 
 
+def bounded(vector: Vector, encoding: str) -> Vector:
+    """What of a vector can travel: a model that has run away must not keep the server from answering."""
+    most = {"float32": np.inf, "float16": 65504.0, "int8": float(np.finfo(np.float32).max)}[encoding]
+    if encoding == "float32" or np.abs(vector).max(initial=0.0) <= most:
+        return vector
+    return np.clip(np.nan_to_num(vector, nan=0.0), -most, most).astype(np.float32)
+
+
 def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
     """The vector in a buffer; for float32 a view of it. What was encoded comes back the same on every machine."""
     if len(buffer) != size(encoding, length):
@@ -89,7 +97,8 @@ def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
     if encoding == "float16":
         return np.frombuffer(buffer, "<f2").astype(np.float32)
     scale = np.frombuffer(buffer, "<f4", 1)[0]
-    return np.frombuffer(buffer, np.int8, offset=4).astype(np.float32) * np.float32(scale)
+    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; whoever takes the vector looks at its numbers
+        return np.frombuffer(buffer, np.int8, offset=4).astype(np.float32) * np.float32(scale)
 
 
 def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:

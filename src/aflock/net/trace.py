@@ -1,0 +1,63 @@
+"""A federation's trace.jsonl: lines wait in memory until they are handed to the system, and a full disk loses none.
+
+What stands in the file is made from the journal. A start cuts it back to where it was at a snapshot and writes the rest
+again, so a line that a crash has torn, or that was never written, is whole afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+log = logging.getLogger("aflock.server")
+
+_MOST = 1 << 20
+"""Bytes that wait before they are handed on unasked: a long recovery is written as it goes."""
+
+
+class Trace:
+    """The file, open for one server."""
+
+    def __init__(self, file: Path, length: int) -> None:
+        """Cuts the file back to so many bytes."""
+        self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        self.end = min(length, os.fstat(self._descriptor).st_size)
+        """How long the file is, up to the last line that was handed on."""
+        if self.end < length:
+            log.warning("trace.jsonl has lost lines that were in it at the last snapshot; it goes on with a gap")
+        os.ftruncate(self._descriptor, self.end)
+        self._waiting = bytearray()
+        self._full = False
+
+    def add(self, line: str) -> None:
+        """One more line; it never fails."""
+        self._waiting += line.encode()
+        if len(self._waiting) > _MOST and not self._full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands the lines to the system; what it does not take waits: the journal has it anyway."""
+        try:
+            self._hand_on()
+        except OSError as error:
+            if not self._full:
+                log.warning("trace.jsonl cannot be written: %s", error.strerror)
+            self._full = True
+
+    def sync(self) -> None:
+        """All lines are on the disk when it returns."""
+        self._hand_on()
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Hands on what can be."""
+        self.flush()
+        os.close(self._descriptor)
+
+    def _hand_on(self) -> None:
+        while self._waiting:
+            written = os.pwrite(self._descriptor, self._waiting, self.end)
+            self.end += written
+            del self._waiting[:written]
+        self._full = False

@@ -1,0 +1,403 @@
+"""A federation's folder: what a crash, a full disk or a wrong clock does to it. The storms are in test_chaos.py."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aflock import state
+from aflock.net import store as module
+from aflock.net import trace as traces
+from aflock.net.commits import Commits
+from aflock.net.federation import Given
+from aflock.net.journal import CorruptJournal, JournalError, JournalFull, JournalInUse
+from aflock.net.leases import Leases
+from aflock.net.refusals import Refused
+from aflock.net.replay import replay
+from aflock.net.settings import Settings
+from aflock.net.store import Store, encoded, snapshots
+
+LENGTH = 1000
+
+
+def settings(**server: Any) -> Settings:
+    return Settings.build(
+        {
+            "strategy": {"name": "asgd"},
+            "model": {"name": "vector", "length": LENGTH},
+            "federation": {"clients": 1},
+            "server": server,
+        }
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(begun(tmp_path / "fed")) as made:
+        yield made
+
+
+def begun(folder: Path, **server: Any) -> Store:
+    """A federation with one member."""
+    made = Store(folder, settings(**server))
+    let(made, "hello", name="alice", gen=1)
+    return made
+
+
+def let(store: Store, kind: str, body: bytes = b"", **head: Any) -> Any:
+    """A record is written and happens."""
+    record = {"k": kind, "t": store.now(), **head}
+    store.write([(encoded(record), body)])
+    happened = store.apply(record, body)
+    store.settle()
+    return happened
+
+
+def work(store: Store, jobs: int = 1) -> None:
+    for _ in range(jobs):
+        given: Given = let(store, "pull", name="alice")
+        gradient = np.full(LENGTH, given.id, np.float32)
+        let(
+            store, "update", gradient.tobytes(),
+            name="alice", j=given.id, v=given.job.version, s=1, e=1, n=["gradient"], enc="float32", next=0,
+        )  # fmt: skip
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+
+
+class FullDisk:
+    """Takes so many bytes of the trace and no more."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def pwrite(self, descriptor: int, data: bytes, place: int) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(self.room, len(data))
+        self.room -= taken
+        return os.pwrite(descriptor, data[:taken], place)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+# --- the trace -------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_that_finds_no_room_waits_and_loses_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    work(store, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(traces, "os", FullDisk(room=50))
+        work(store, 100)  # far more lines than any buffer of a file holds
+        assert store.federation.version == 103
+        assert not (store.folder / "trace.jsonl").read_bytes().endswith(b"\n")
+        with pytest.raises(OSError, match="No space left"):
+            store.snapshot()  # it would say that the trace is longer than it is
+        assert not snapshots(store.folder)
+    work(store)
+    lines = told(store.folder)
+    assert sum(line["kind"] == "arrival" for line in lines) == 104
+    store.snapshot()
+    store.close()
+    assert replay(store.folder / "trace.jsonl")["agrees"]
+
+
+def test_a_trace_is_cut_back_to_the_snapshot_and_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    with closing(begun(folder)) as store:
+        work(store, 2)
+        store.snapshot()
+        work(store, 3)
+        whole = (folder / "trace.jsonl").read_bytes()
+    for torn in (whole[:-1], whole + b'{"kind": "dr', whole[: len(whole) // 2]):
+        (folder / "trace.jsonl").write_bytes(torn)
+        Store(folder, settings()).close()
+        if len(torn) > len(whole) // 2:
+            assert (folder / "trace.jsonl").read_bytes() == whole
+
+
+def test_a_trace_that_lost_lines_of_a_snapshot_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "fed"
+    with closing(begun(folder)) as store:
+        work(store, 2)
+        store.snapshot()
+    (folder / "trace.jsonl").write_bytes(b"")
+    Store(folder, settings()).close()
+    assert "has lost lines" in caplog.text
+    assert not replay(folder / "trace.jsonl")["agrees"]
+
+
+def test_a_killed_servers_journal_may_know_more_than_its_trace(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    with closing(begun(folder)) as store:
+        work(store, 2)
+        store.snapshot()
+        work(store, 2)
+    lines = (folder / "trace.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "trace.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:10])
+    assert replay(folder / "trace.jsonl")["agrees"]
+    (folder / "trace.jsonl").write_bytes(b"".join([*lines[:-2], lines[-1]]))  # a line in the middle is another thing
+    assert not replay(folder / "trace.jsonl")["agrees"]
+
+
+# --- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_snapshot_is_put_aside_for_an_older_one(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    with closing(begun(folder)) as store:
+        for _ in range(3):
+            work(store, 2)
+            store.snapshot()
+        work(store)
+        trace, model = told(folder), store.federation.model
+    newest, older = snapshots(folder)
+    os.truncate(newest, 1000)
+    with closing(Store(folder, settings())) as again:
+        np.testing.assert_array_equal(again.federation.model, model)
+        assert told(folder) == trace
+        assert snapshots(folder) == [older]
+        again.snapshot()
+        work(again)
+        again.snapshot()
+        assert len(snapshots(folder)) == 2
+    assert replay(folder / "trace.jsonl")["agrees"]
+
+
+def test_snapshots_stay_where_they_are_if_nothing_can_be_made_without_them(tmp_path: Path) -> None:
+    """They may be of another version of aflock, which only needs to be started again."""
+    folder = tmp_path / "fed"
+    with closing(begun(folder)) as store:
+        for _ in range(4):
+            work(store, 2)
+            store.snapshot()
+    kept = {file: file.read_bytes() for file in snapshots(folder)}
+    for file in kept:
+        os.truncate(file, 1000)
+    with pytest.raises(CorruptJournal):
+        Store(folder, settings())
+    for file, content in kept.items():
+        file.write_bytes(content)
+    with closing(Store(folder, settings())) as again:
+        assert again.federation.version == 8
+    assert sum(line["kind"] == "arrival" for line in told(folder)) == 8
+
+
+def test_the_journal_is_as_long_as_the_snapshots_need_it(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    with closing(begun(folder)) as store:
+        for _ in range(5):
+            work(store, 2)
+            store.snapshot()
+    assert len(list((folder / "journal").glob("*.log"))) == 2
+    lived = replay(folder / "trace.jsonl")
+    assert lived["agrees"]
+    assert lived["from_version"] == 8
+
+
+def test_an_archive_keeps_the_journal_from_the_beginning(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    with closing(begun(folder, archive=True)) as store:
+        for _ in range(5):
+            work(store, 2)
+            store.snapshot()
+    assert replay(folder / "trace.jsonl")["from_version"] == 0
+
+
+def test_an_archive_that_began_late_is_replayed_from_its_oldest_snapshot(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    for archive in (False, True):
+        with closing(begun(folder, archive=archive)) as store:
+            for _ in range(3):
+                work(store, 2)
+                store.snapshot()
+    lived = replay(folder / "trace.jsonl")
+    assert lived["agrees"]
+    assert lived["from_version"] > 0
+
+
+def test_what_is_recovered_counts_towards_the_next_snapshot(tmp_path: Path) -> None:
+    """Else a server that never lives long would have ever more to recover."""
+    folder = tmp_path / "fed"
+    for due in (False, False, True):
+        with closing(begun(folder, snapshot=1)) as store:
+            work(store, 100)
+            assert store.snapshot_due == due
+
+
+def test_a_snapshot_that_fails_is_not_tried_after_every_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    work(store)
+    monkeypatch.setattr(module, "MEGABYTE", 1)
+    assert store.snapshot_due
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "save", full)
+        with pytest.raises(OSError, match="no room"):
+            store.snapshot()
+    assert not store.snapshot_due
+
+
+def test_what_a_killed_server_had_not_finished_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    begun(folder).close()
+    (folder / ".snapshot-0000000000000007.safetensors.x3f").write_bytes(b"half")
+    Store(folder, settings()).close()
+    assert not list(folder.glob(".snapshot-*"))
+
+
+# --- starting --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_server_changes_nothing(store: Store) -> None:
+    before = (store.folder / "federation.toml").read_bytes()
+    with pytest.raises(JournalInUse):
+        Store(store.folder, settings(port=1234))
+    assert (store.folder / "federation.toml").read_bytes() == before
+
+
+def test_a_start_that_fails_leaves_the_folder_to_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(Settings, "start", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            Store(store.folder, settings())
+    Store(store.folder, settings()).close()
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_time_never_runs_backwards(jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "fed"
+
+    class Clock:
+        offset = 0.0
+
+        def time(self) -> float:
+            return time.time() + self.offset
+
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    for offset in (0.0, jump, 0.0):
+        clock.offset = offset
+        with closing(begun(folder)) as store:
+            work(store, 2)
+    times = [line["time"] for line in told(folder)]
+    assert times == sorted(times)
+    assert replay(folder / "trace.jsonl")["agrees"]
+
+
+# --- commits ---------------------------------------------------------------------------------------------------------
+
+
+def run(store: Store, play: Callable[[Commits], Any], on_batch: Callable[[], None] = lambda: None) -> Any:
+    async def main() -> Any:
+        commits = Commits(store, waiting=1 << 20, on_batch=lambda seconds, count: on_batch())
+        try:
+            return await play(commits)
+        finally:
+            await commits.close()
+
+    return asyncio.run(main())
+
+
+def test_a_record_that_cannot_happen_stops_the_server_instead_of_silencing_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the journal; only a new start can tell what is true."""
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    async def play(commits: Commits) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "apply", fail)
+            with pytest.raises(Refused) as refusal:
+                await commits.submit("pull", name="alice")
+            assert refusal.value.status == 503
+        assert isinstance(commits.failed, MemoryError)
+        with pytest.raises(Refused):
+            await commits.submit("pull", name="alice")
+        assert store.journal.next == before + 1
+
+    before = store.journal.next
+    run(store, play)
+    assert not snapshots(store.folder)  # nobody knows whether what is in memory is true
+
+
+def test_a_full_disk_refuses_and_a_later_record_is_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise JournalFull("no room")
+
+    async def play(commits: Commits) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write", full)
+            with pytest.raises(Refused) as refusal:
+                await commits.submit("pull", name="alice")
+            assert (refusal.value.status, refusal.value.code) == (503, "disk-full")
+            assert commits.full
+        assert await commits.submit("pull", name="alice") is not None
+        assert not commits.full
+
+    run(store, play)
+
+
+def test_a_journal_that_cannot_be_tidied_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise JournalError("the folder cannot be written")
+
+    async def play(commits: Commits) -> None:
+        monkeypatch.setattr(store.journal, "rotate", refuse)
+        await commits.snapshot()
+        assert commits.failed is None
+        assert await commits.submit("pull", name="alice") is not None
+
+    run(store, play)
+
+
+def test_senders_see_what_came_of_their_records_before_others_are_woken(store: Store) -> None:
+    """Whoever got nothing would otherwise begin to wait after the call he waits for."""
+    order: list[str] = []
+
+    async def play(commits: Commits) -> None:
+        await commits.submit("pull", name="nobody")
+        order.append("sender")
+        await asyncio.sleep(0.05)
+
+    run(store, play, lambda: order.append("batch"))
+    assert order == ["sender", "batch"]
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_begun_while_others_expire_keeps_its_lease() -> None:
+    expired: list[tuple[str, int]] = []
+
+    async def expire(name: str, job: int) -> None:
+        expired.append((name, job))
+        if name == "alice":
+            leases.begin("bob", 3)  # he answered, and got another job, while hers was let go
+
+    leases = Leases(expire, 0.01)
+    leases.begin("alice", 1)
+    leases.begin("bob", 2)
+    time.sleep(0.02)
+    asyncio.run(leases.check())
+    assert expired == [("alice", 1)]
+    time.sleep(0.02)
+    asyncio.run(leases.check())
+    assert expired == [("alice", 1), ("bob", 3)]

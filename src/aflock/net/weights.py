@@ -38,7 +38,8 @@ def flat(file: Path) -> Vector:
         raise ConfigError(f"[model] file {file} cannot be read as safetensors: {error}") from None
     if len(parts) != 1:
         raise ConfigError(f"[model] file {file} holds {len(parts)} tensors; expected one with all weights")
-    return parts[0].astype(np.float32)
+    weights: Vector = parts[0].astype(np.float32)
+    return weights
 
 
 def _tensor(raw: bytes, start: int, name: str, entry: dict[str, Any]) -> Any:

@@ -35,6 +35,7 @@ from aflock.net.transport import Nonsense, Unavailable, Untrusted, address, jitt
 from aflock.sim.experiment import Experiment
 from aflock.sim.parts import assemble
 from aflock.sim.simulation import Simulation
+from aflock.threads import one_thread
 from aflock.types import Job, Vector
 from net.fake_server import SECRET, FakeServer, Sorry, serving
 
@@ -227,12 +228,13 @@ def test_the_network_gives_the_same_bits_as_the_simulator(name: str, tmp_path: P
 
     parts = assemble(experiment)
     w0 = parts.model.init(rng.stream(experiment.section("seeds").training, "model"))
-    with serving(parts.strategy, w0, order=list(order), uploads=len(order)) as server:
+    with one_thread(), serving(parts.strategy, w0, order=list(order), uploads=len(order)) as server:
         runs = [threading.Thread(target=_work_as, args=(server, experiment, k, tmp_path)) for k in range(3)]
         for run in runs:
             run.start()
         for run in runs:
-            run.join(30)
+            run.join(100)
+        assert not any(run.is_alive() for run in runs)
         server.coordinator.finish(time.monotonic())
         assert server.strategy.version == simulation.strategy.version
         assert server.strategy.model.tobytes() == simulation.strategy.model.tobytes()

@@ -453,18 +453,18 @@ class Coordinator:
             return
         self._emit(
             Event(
-                kind=kind,
-                time=now,
-                server=self.strategy.version,
-                client=client,
-                version=ticket.version if ticket else None,
-                job=ticket.job if ticket else None,
-                first=ticket.first if ticket else False,
-                steps=int(update.steps) if update else None,
-                examples=int(update.examples) if update else None,
-                staleness=receipt.staleness if receipt else None,
-                outcome=receipt.outcome if receipt else "",
-                reason=receipt.reason if receipt else reason,
+                kind,
+                now,
+                self.strategy.version,
+                client,
+                ticket.version if ticket else None,
+                ticket.job if ticket else None,
+                int(update.steps) if update else None,
+                int(update.examples) if update else None,
+                receipt.staleness if receipt else None,
+                receipt.outcome if receipt else "",
+                receipt.reason if receipt else reason,
+                ticket.first if ticket else False,
             )
         )
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush"]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened, in the order it happened."""
 
     kind: Kind
@@ -45,7 +43,7 @@ class Event:
 
     def line(self) -> dict[str, Any]:
         """What a trace says of it: all that is known, as JSON values."""
-        named = ((name, getattr(self, name)) for name in self.__slots__)
+        named = zip(self._fields, self, strict=True)
         return {name: value for name, value in named if value is not None and value is not False and value != ""}
 
 

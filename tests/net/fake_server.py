@@ -106,6 +106,8 @@ class FakeServer:
         }
         self.trouble: defaultdict[str, list[Trouble]] = defaultdict(list)
         self.asked: list[tuple[str, dict[str, str]]] = []
+        self.more: dict[str, Any] = {}
+        """What the status says besides."""
         self.taken: Counter[int] = Counter()
         self.seats: dict[str, Seat] = {}
         self.ended = False
@@ -320,7 +322,7 @@ class FakeServer:
         return web.Response(body=bytes(wire.encode(self.strategy.model, "float32")), headers=headers)
 
     async def _status(self, request: web.Request, name: str) -> web.StreamResponse:
-        return web.json_response({"version": self.strategy.version, "state": "running"})
+        return web.json_response({"version": self.strategy.version, "state": "running", **self.more})
 
 
 def _dropped(request: web.Request) -> web.Response:

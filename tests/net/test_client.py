@@ -404,14 +404,6 @@ def test_who_was_let_go_joins_again_and_begins_anew(tmp_path: Path) -> None:
         assert [event.first for event in server.happened("arrival")] == [True, False, True, False]
 
 
-def test_who_is_let_go_again_and_again_is_told() -> None:
-    with plain() as server:
-        server.trouble["job"] = [Sorry(403, "not-a-member", "say hello first")] * 5
-        with pytest.raises(Refused, match="say hello first"):
-            made(server).run_with(one)
-        assert server.kinds() == ["hello", "job", "hello", "job"]
-
-
 def test_large_bodies_go_through_in_pieces(tmp_path: Path) -> None:
     d = 700_000
     w0 = np.arange(d, dtype=np.float32)

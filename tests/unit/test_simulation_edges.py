@@ -33,7 +33,7 @@ def replayed(*changes: str, rule: str | None = None) -> tuple[str, str]:
     lines: list[dict[str, Any]] = []
 
     def note(event: Event) -> None:
-        lines.append({name: getattr(event, name) for name in Event.__slots__})
+        lines.append({name: getattr(event, name) for name in Event._fields})
 
     whole = Simulation(chosen, on_event=note)
     whole.run()

@@ -38,6 +38,21 @@ class Hello:
     batch: int
     lease: float
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """What a client works by: with others it must prepare itself anew."""
+        return (
+            self.federation,
+            self.strategy,
+            self.needs,
+            self.changes,
+            self.length,
+            self.encoding,
+            self.local,
+            self.steps,
+            self.batch,
+        )
+
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Self:
         """From the JSON of a greeting."""

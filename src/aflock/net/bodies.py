@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from .refusals import Refused, busy
+from .wire import Buffer
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -37,8 +38,7 @@ class Bodies:
 
     async def take(self, length: int) -> None:
         """A place for a body; it is to be given back."""
-        if self.room >= length and not self._waiting:
-            self.room -= length
+        if self.try_take(length):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((length, turn))
@@ -56,6 +56,13 @@ class Bodies:
                 raise busy("busy", "too many updates are on their way; try again") from None
             raise
 
+    def try_take(self, length: int) -> bool:
+        """A place for a body, if there is one now."""
+        if self._waiting or self.room < length:
+            return False
+        self.room -= length
+        return True
+
     def give_back(self, length: int) -> None:
         """The body has been dealt with."""
         self.room += length
@@ -66,7 +73,12 @@ class Bodies:
                 turn.set_result(None)
 
 
-def pieces(parts: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+def too_slow(filled: int, length: int) -> Refused:
+    """To somebody whose body did not come in time."""
+    return Refused(408, "slow", f"{filled} of {length} bytes came; send at least {LEAST} bytes per second")
+
+
+def pieces(parts: Iterable[Buffer]) -> list[Buffer]:
     """The body of an answer, as it is handed to the network."""
     return [part[begin : begin + PIECE] for part in parts for begin in range(0, len(part), PIECE)]
 
@@ -104,6 +116,6 @@ async def _read(receive: Receive, length: int, take: Callable[[int, bytes], None
                 if more:
                     limit.reschedule(begun + GRACE + filled / LEAST)
     except TimeoutError:
-        raise Refused(408, "slow", f"{filled} of {length} bytes came; send at least {LEAST} bytes per second") from None
+        raise too_slow(filled, length) from None
     if filled != length:
         raise Refused(400, "malformed", f"the body has {filled} bytes; Content-Length says {length}")

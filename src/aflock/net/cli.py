@@ -68,7 +68,9 @@ def _add_join(commands: Any) -> None:
 def _add_looks(commands: Any) -> None:
     status = commands.add_parser("status", help="a running federation: clients, versions, staleness, rates")
     status.add_argument("where", help="the server's URL, or the federation's folder on its own machine")
-    status.add_argument("--ca", metavar="FILE", help="the server's certificate authority")
+    status.add_argument("--token-file", metavar="FILE", help='a member\'s, if the server has [server] status = "token"')
+    status.add_argument("--ca", metavar="FILE", help="the server's certificate authority, if not in the token file")
+    status.add_argument("--insecure", action="store_true", help="plain HTTP to another machine: the token can be read")
     status.add_argument("--json", action="store_true", help="print JSON, once")
     status.add_argument("--once", action="store_true", help="print the table once, even on a terminal")
     status.set_defaults(run=_status)
@@ -146,7 +148,14 @@ def _join(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from . import look
 
-    return look.show(options.where, ca=options.ca, as_json=options.json, once=options.once or not sys.stdout.isatty())
+    return look.show(
+        options.where,
+        token_file=options.token_file,
+        ca=options.ca,
+        insecure=options.insecure,
+        as_json=options.json,
+        once=options.once or not sys.stdout.isatty(),
+    )
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
 """Group commit: requests hand in records; one write makes all that are waiting durable; then they happen, in order.
 
-While a batch is on its way to the disk (in a thread of its own) the next one gathers. A record's sender is told what
-came of it after the record is on disk and has been applied, never before.
+Two tasks share the work. One takes what has gathered, hands it to the disk (in a thread of its own) and waits: meanwhile
+the next batch gathers. The other lets durable records happen, a few at a time, so that requests are read in between. A
+record's sender is told what came of it after the record is on disk and has been applied, never before.
 """
 
 from __future__ import annotations
@@ -10,112 +11,172 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..errors import AflockError
 from .federation import Head
-from .journal import JournalError, JournalFull
+from .journal import Entry, JournalError, JournalFull, entry
 from .refusals import Refused, busy
 from .store import Store, encoded
 from .wire import Buffer
 
 log = logging.getLogger("aflock.server")
 
-Waiting = tuple[Head, Buffer, asyncio.Future[Any]]
+Done = Callable[[Any, Refused | None], None]
+"""Is told what came of a record, or why nothing did."""
+
+Waiting = tuple[Head, Buffer, Done]
 
 BATCH = 512
 """Most records of one write."""
+
+SHORT = 1 << 18
+"""Most bytes of a body whose checksum is made on the way to the thread."""
+
+AT_ONCE = 16
+"""Records that happen before others get a turn."""
 
 
 class Commits:
     """The one way into a store."""
 
-    def __init__(self, store: Store, *, waiting: int, on_batch: Callable[[float, int], None]) -> None:
-        """`waiting` bytes may be on their way; `on_batch` is told how long each write took and how many it held."""
-        self._store, self._limit, self._on_batch = store, waiting, on_batch
+    def __init__(
+        self,
+        store: Store,
+        *,
+        waiting: int,
+        on_write: Callable[[float, int], None],
+        on_settled: Callable[[], None],
+    ) -> None:
+        """`waiting` bytes may be on their way; `on_write` is told how long each write took and how many it held."""
+        self._store, self._limit, self._on_write, self._on_settled = store, waiting, on_write, on_settled
         self._queue: deque[Waiting] = deque()
+        self._durable: deque[Waiting] = deque()
         self._bytes = 0
-        self._wake = asyncio.Event()
+        self._wake, self._ready, self._quiet = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """There is something to write; to let happen; nothing to let happen."""
+        self._quiet.set()
         self._thread = ThreadPoolExecutor(1, "journal")
         self._closing = False
         self.full = False
         """Whether the last write found the disk full."""
         self.failed: Exception | None = None
         """Why nothing can be written any more, if so; a new start goes by what the journal says."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        self._writer, self._settler = loop.create_task(self._write_all()), loop.create_task(self._settle_all())
 
     async def submit(self, kind: str, body: Buffer = b"", **head: Any) -> Any:
         """What came of a record, once it is durable; Refused if it was not written, or means nothing by now."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any, refusal: Refused | None) -> None:
+            if not future.done():  # else whoever waited has been given up
+                future.set_result(result) if refusal is None else future.set_exception(refusal)
+
+        self.put({"k": kind, "t": self._store.now(), **head}, body, done)
+        return await future
+
+    def put(self, head: Head, body: Buffer, done: Done) -> None:
+        """The same without waiting: `done` is told."""
         if self._closing or self.failed is not None:
             raise busy("stopping", "the server is stopping; try again")
         if self._bytes + len(body) > self._limit:
             raise busy("busy", "too many updates are on their way; try again")
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._queue.append(({"k": kind, "t": self._store.now(), **head}, body, future))
+        self._queue.append((head, body, done))
         self._bytes += len(body)
         self._wake.set()
-        return await future
 
-    async def _run(self) -> None:
+    def now(self) -> float:
+        """The time a record is given."""
+        return self._store.now()
+
+    # -- to the disk ------------------------------------------------------------------------------------------------
+
+    async def _write_all(self) -> None:
         while not self._closing or self._queue:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
                 try:
-                    await self._commit(batch)
+                    await self._write(batch)
                 except JournalFull as error:
                     self._refuse_for_now(batch, error)
                 except Exception as error:  # nobody but the journal knows any more what is true
                     self._give_up(batch, error)
 
-    async def _commit(self, batch: list[Waiting]) -> None:
-        begun = time.perf_counter()
-        try:
-            await self._write(batch)
-        finally:
-            self._bytes -= sum(len(body) for _, body, _ in batch)
-        self.full = False
-        for head, body, future in batch:
-            self._settle(future, head, body)
-        self._store.settle()
-        await asyncio.sleep(0)  # the senders first: whoever got nothing waits by the time others are woken
-        self._on_batch(time.perf_counter() - begun, len(batch))
-        if self._store.snapshot_due:
-            await self.snapshot()
-
     async def _write(self, batch: list[Waiting]) -> None:
         if self.failed is not None:
             raise self.failed
-        await self._in_thread(self._store.write, [(encoded(head), body) for head, body, _ in batch])
-
-    def _settle(self, future: asyncio.Future[Any], head: Head, body: Buffer) -> None:
-        try:
-            result = self._store.apply(head, body)
-        except Refused as refusal:
-            if not future.done():
-                future.set_exception(refusal)
-        else:
-            if not future.done():
-                future.set_result(result)
+        if self._store.snapshot_due:
+            await self._snapshot()
+        begun = time.perf_counter()
+        await self._in_thread(self._store.write, [_entry(head, body) for head, body, _ in batch])
+        self.full = False
+        self._durable += batch
+        self._quiet.clear()
+        self._ready.set()
+        self._on_write(time.perf_counter() - begun, len(batch))
 
     def _refuse_for_now(self, batch: list[Waiting], error: JournalFull) -> None:
         if not self.full:
             log.error("%s", error)
         self.full = True
-        _refuse(batch, busy("disk-full", "the server's disk is full; nothing was taken", 5.0))
+        self._refuse(batch, busy("disk-full", "the server's disk is full; nothing was taken", 5.0))
 
-    def _give_up(self, batch: list[Waiting], error: Exception) -> None:
+    # -- into the federation ----------------------------------------------------------------------------------------
+
+    async def _settle_all(self) -> None:
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            while self._durable:
+                try:
+                    self._settle(min(AT_ONCE, len(self._durable)))
+                except Exception as error:
+                    self._give_up([], error)
+                    self._refuse(self._durable, _cannot_go_on())
+                    self._durable.clear()
+                await asyncio.sleep(0)  # the senders first: whoever got nothing waits by the time others are woken
+                self._on_settled()
+            self._quiet.set()
+
+    def _settle(self, count: int) -> None:
+        if self.failed is not None:
+            raise self.failed
+        for _ in range(count):
+            head, body, done = self._durable.popleft()
+            self._bytes -= len(body)
+            try:
+                result = self._store.apply(head, body)
+            except Refused as refusal:
+                done(None, refusal)
+            except BaseException:
+                done(None, _cannot_go_on())
+                raise
+            else:
+                done(result, None)
+        self._store.settle()
+
+    def _refuse(self, batch: Iterable[Waiting], refusal: Refused) -> None:
+        for _, body, done in batch:
+            self._bytes -= len(body)
+            done(None, refusal)
+
+    def _give_up(self, batch: Iterable[Waiting], error: Exception) -> None:
         """Takes nothing any more: a new start will find what is true in the journal."""
         if self.failed is None:
             log.error("%s", error, exc_info=None if isinstance(error, AflockError) else error)
             self.failed = error
-        _refuse(batch, busy("stopping", "the server cannot go on; it must be started again", 10.0))
+        self._refuse(batch, _cannot_go_on())
 
-    async def snapshot(self) -> None:
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    async def _snapshot(self) -> None:
         """Saves everything; nothing happens meanwhile, but requests are still read."""
+        await self._quiet.wait()  # what has happened is what the journal says
         try:
             await self._in_thread(self._store.snapshot)
         except (OSError, JournalError) as error:
@@ -128,13 +189,18 @@ class Commits:
         """Lets what was handed in happen, takes nothing more, and saves everything."""
         self._closing = True
         self._wake.set()
-        await self._task
+        await self._writer
+        await self._quiet.wait()
+        self._settler.cancel()
         if self.failed is None:
-            await self.snapshot()
+            await self._snapshot()
         self._thread.shutdown()
 
 
-def _refuse(batch: list[Waiting], refusal: Refused) -> None:
-    for _, _, future in batch:
-        if not future.done():
-            future.set_exception(refusal)
+def _cannot_go_on() -> Refused:
+    return busy("stopping", "the server cannot go on; it must be started again", 10.0)
+
+
+def _entry(head: Head, body: Buffer) -> Entry:
+    """A record for the journal; a short one is summed here: the thread would have to wait for its turn after each."""
+    return entry(encoded(head), body) if len(body) <= SHORT else Entry(encoded(head), body)

@@ -18,7 +18,13 @@ class Door:
         self._struck: dict[str, int] = {}
 
     def enter(self, headers: Headers, peer: str | None = None) -> Member:
-        """The member who asks, or a refusal; `peer` is the name in the certificate it has shown, if it has."""
+        """The member who asks, or a refusal, if it asks too often, too."""
+        member = self.known(headers, peer)
+        self.count(member.name)
+        return member
+
+    def known(self, headers: Headers, peer: str | None) -> Member:
+        """The member who asks; `peer` is the name in the certificate it has shown, if it has."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise Refused(401, "token", "send your token: Authorization: Bearer aflock1...")
@@ -30,7 +36,6 @@ class Door:
             raise revoked() from None
         if peer is not None and peer != member.name:
             raise Refused(401, "token", "your certificate is made out to another name than your token")
-        self._count(member.name)
         return member
 
     def _authenticate(self, token: str) -> Member:
@@ -41,8 +46,8 @@ class Door:
                 raise
             return self._members.authenticate(token)
 
-    def _count(self, name: str) -> None:
-        """A bucket that fills with `rate` requests per second and holds two seconds' worth."""
+    def count(self, name: str) -> None:
+        """One more request: from a bucket that fills with `rate` requests per second and holds two seconds' worth."""
         now = time.monotonic()
         left, then = self._buckets.get(name, (2 * self._rate, now))
         left = min(2 * self._rate, left + (now - then) * self._rate)

@@ -1,4 +1,4 @@
-"""A federation in numbers, for whoever asks: one request without a token."""
+"""A federation in numbers, for whoever asks: one request, with a token where the server wants one."""
 
 from __future__ import annotations
 
@@ -6,36 +6,47 @@ import hashlib
 import http.client
 import json
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult
 
 from . import tls
-from .streams import LONGEST_JSON
+from .streams import LONGEST_STATUS
 from .trouble import Untrusted, complaint, failure, nonsense
 from .urls import address, pem_text
 
 
 def status(
-    url: str, *, ca: str | Path | None = None, fingerprint: str | None = None, timeout: float = 10.0
+    url: str,
+    *,
+    token: str | None = None,
+    ca: str | Path | None = None,
+    fingerprint: str | None = None,
+    insecure: bool = False,
+    timeout: float = 10.0,
 ) -> dict[str, Any]:
-    """The federation in numbers, without a token.
+    """The federation in numbers; a server with `[server] status = "token"` wants a member's `token`.
 
     `verified` says whether the server has proved who it is: by an authority (`ca`, or one the system trusts), or by the
-    `fingerprint` of its certificate. Without any of them it is asked all the same: there is no secret to lose.
-    `certificate` is the SHA-256 of the one it showed.
+    `fingerprint` of its certificate. Without any of them it is asked all the same, unless there is a token to lose.
+    `certificate` is the SHA-256 of the one it showed; `aflock serve` prints the same. `insecure` says that a token may
+    go to another machine over plain http.
     """
-    where = address(url, secret=False)
+    where = address(url, insecure=insecure, secret=token is not None)
+    look = partial(_look, where, token, timeout)
     if where.scheme == "http":
-        return {**_look(where, None, None, timeout), "verified": False}
+        return {**look(None), "verified": False}
     if ca is None and fingerprint is not None:
-        return {**_look(where, _trusting(), fingerprint, timeout), "verified": True}
+        return {**look(_trusting(), fingerprint), "verified": True}
     try:
-        return {**_look(where, tls.client_context(pem_text(ca)), fingerprint, timeout), "verified": True}
+        return {**look(tls.client_context(pem_text(ca)), fingerprint), "verified": True}
     except ssl.SSLCertVerificationError as error:
         if ca is not None:
             raise Untrusted(f"the certificate of {where.netloc} is not of that authority ({error.reason})") from None
-    return {**_look(where, _trusting(), None, timeout), "verified": False}
+        if token is not None:
+            raise Untrusted(f"{where.netloc} gets no token: its certificate is not verified; give its ca") from None
+    return {**look(_trusting()), "verified": False}
 
 
 def _trusting() -> ssl.SSLContext:
@@ -46,7 +57,11 @@ def _trusting() -> ssl.SSLContext:
 
 
 def _look(
-    where: SplitResult, context: ssl.SSLContext | None, fingerprint: str | None, timeout: float
+    where: SplitResult,
+    token: str | None,
+    timeout: float,
+    context: ssl.SSLContext | None,
+    fingerprint: str | None = None,
 ) -> dict[str, Any]:
     """What the server says, and the certificate it has shown."""
     line = _line(where, context, timeout)
@@ -55,15 +70,17 @@ def _look(
         shown = _shown(line)
         if fingerprint is not None and _plain(shown) != _plain(fingerprint):
             raise Untrusted(f"{where.netloc} shows the certificate {shown}; expected {fingerprint}")
-        line.request("GET", f"{where.path.rstrip('/')}/v1/status")
+        sent = {} if token is None else {"Authorization": f"Bearer {token}"}
+        line.request("GET", f"{where.path.rstrip('/')}/v1/status", headers=sent)
         answer = line.getresponse()
-        found = _loaded(answer.read(LONGEST_JSON))
+        raw = answer.read(LONGEST_STATUS + 1)
     except ssl.SSLCertVerificationError:  # `status` knows what that means
         raise
     except (OSError, http.client.HTTPException) as error:
         raise failure(error, f"{where.scheme}://{where.netloc}") from None
     finally:
         line.close()
+    found = _loaded(raw)
     if answer.status != 200:
         raise complaint(answer.status, found, answer.getheader("Retry-After"))
     return {**found, "certificate": shown}
@@ -88,6 +105,8 @@ def _plain(fingerprint: str | None) -> str:
 
 
 def _loaded(raw: bytes) -> dict[str, Any]:
+    if len(raw) > LONGEST_STATUS:
+        raise nonsense("a status comes without end")
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError):

@@ -3,20 +3,31 @@
 A request that cannot be one is answered once, with the error's JSON, and the connection ends. Before it does, what the
 other side is still sending is heard out for a moment: a connection that is closed while bytes wait to be read is reset,
 and the answer with it.
+
+An update takes a short way (intake.py): its body is read from the network straight into its own buffer, past the
+parser, and its answer is written without a task of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from . import bodies
 from .bodies import GRACE, LEAST, PIECE
+from .intake import Arrival
+from .replies import Reply
+from .wire import Buffer
 
 HEADER_BYTES = 16 * 1024
 HEADERS = 64
@@ -31,6 +42,13 @@ FAREWELL = 3.0
 """Seconds the other side has to say that it has heard the end of TLS, and to hear that there is no place for it."""
 
 
+Begin = Callable[[bytes, Sequence[tuple[bytes, bytes]], "str | None"], "Arrival | None"]
+"""From the target and the headers of a request, and whom the other side's certificate names."""
+
+_INCOMING = memoryview(bytearray(256 * 1024))
+"""What has come and is dealt with at once, of whatever connection."""
+
+
 class _Unheard(Exception):
     """Raised in the parser's callbacks: nothing more of what has come is of interest."""
 
@@ -42,15 +60,41 @@ class _Gently:
         self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
 
 
-def limited(idle: float, connections: int, refused: Callable[[str], None]) -> type[HttpToolsProtocol]:
+class _Line(asyncio.BufferedProtocol):
+    """A connection as the loop sees it: asked where bytes are to go. uvicorn's own protocol cannot be that as well."""
+
+    def __init__(self, inner: Any) -> None:
+        for name in ("connection_made", "connection_lost", "get_buffer", "buffer_updated", "eof_received"):
+            setattr(self, name, getattr(inner, name))
+        self.pause_writing, self.resume_writing = inner.pause_writing, inner.resume_writing  # type: ignore[method-assign]
+
+
+class _Turn:
+    """A request on the short way, as far as uvicorn looks at one."""
+
+    message_event = asyncio.Event()  # nobody waits for it
+
+    def __init__(self) -> None:
+        self.keep_alive, self.response_complete, self.disconnected = True, False, False
+
+
+def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str], None]) -> type[HttpToolsProtocol]:
     """A protocol that gives up on connections that say nothing for so long, or too much before saying what for.
 
-    `refused` is told the code of every request that was refused here.
+    `begin` is offered every request first; `refused` is told the code of every request that was refused here.
     """
 
     class Limited(HttpToolsProtocol):
+        _until = math.inf
+        """When the other side must have said what it has to say: a request's headers, the rest of a refused body."""
         _timer: asyncio.TimerHandle | None = None
-        """Runs while the other side has something to say: a request's headers, the rest of a refused body."""
+        _arrival: Arrival | None = None
+        """What is being received on the short way."""
+        _pace: asyncio.TimerHandle | None = None
+        """Runs while more of it is to come."""
+        _begun = 0.0
+        _going: deque[Buffer] | None = None
+        """What is left of an answer on the short way."""
         _stall: asyncio.TimerHandle | None = None
         """Runs while the other side has something to read."""
         _patience = idle
@@ -81,9 +125,12 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
                 self._watch()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._unwatch()
-            self._stop_stall()
-            self._unset_keepalive_if_required()
+            self._until = math.inf
+            self._stop_timers()
+            self._going = None
+            if self._arrival is not None:
+                self._arrival.abandon()
+                self._arrival = None
             for cycle in self._due:  # uvicorn tells the last one only
                 cycle.disconnected = True
                 cycle.message_event.set()
@@ -91,21 +138,34 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
 
         # -- what comes ---------------------------------------------------------------------------------------------
 
-        def data_received(self, data: bytes) -> None:
+        def get_buffer(self, sizehint: int) -> memoryview:
+            return _INCOMING if self._arrival is None else self._arrival.space()
+
+        def buffer_updated(self, nbytes: int) -> None:
+            arrival = self._arrival
+            if arrival is None:
+                self.data_received(_INCOMING[:nbytes])
+                return
+            arrival.filled += nbytes
+            if arrival.filled == arrival.length:
+                self._arrived(arrival)
+
+        def data_received(self, data: Buffer) -> None:
             if self._deaf or self.transport.is_closing():
                 return
             self._ended = False
-            super().data_received(data)
-            if not (self._in_body or self._ended or self._deaf):  # nothing but headers
+            super().data_received(data)  # type: ignore[arg-type]  # the parser takes any buffer
+            if self._arrival is not None:
+                self._go_past_the_parser()
+            elif not (self._in_body or self._ended or self._deaf):  # nothing but headers
                 self._head_bytes += len(data)
                 if self._head_bytes > HEADER_BYTES:
                     self._too_much()
-                elif self._timer is None:  # an empty line: uvicorn has stopped its own timer for it
-                    self._watch()
 
         def on_message_begin(self) -> None:
             self._check()
             super().on_message_begin()
+            self._chunked = False
             if self._peer is not None:
                 self.scope["state"]["peer"] = self._peer
             self._head_bytes, self._field_bytes = 1, 0  # something has come
@@ -118,25 +178,44 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
                 self._check()
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"transfer-encoding":
+                self._chunked = True
+            elif name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
             self._field_bytes += len(name) + len(value)
             if len(self.headers) > HEADERS or self._field_bytes > HEADER_BYTES:
                 self._too_much()
                 self._check()
 
         def on_headers_complete(self) -> None:
-            self._unwatch()
-            if any(name == b"transfer-encoding" for name, _ in self.headers):  # trailers would have no limit
+            self._until = math.inf
+            if self._chunked:  # trailers would have no limit
                 self._give_up(411, "length", "send a Content-Length, not a chunked body")
             elif len(self._due) >= PIPELINED:
                 self._give_up(503, "busy", "too many requests at once", b"retry-after: 1\r\n")
             self._check()
             self._in_body = True
-            super().on_headers_complete()
-            self.cycle.transport = self._gently
+            if not self._due and self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1":
+                self._arrival = begin(self.url, self.headers, self._peer)
+            if self._arrival is None:
+                super().on_headers_complete()
+                self.cycle.transport = self._gently
+            else:
+                self.cycle = cast(RequestResponseCycle, _Turn())
             self._due.append(self.cycle)
 
+        def on_body(self, body: bytes) -> None:
+            if self._arrival is None:
+                super().on_body(body)
+            else:
+                self._arrival.feed(body)
+
         def on_message_complete(self) -> None:
+            if self._arrival is not None:
+                self._arrived(self._arrival)
+                return
             self._in_body, self._ended, self._head_bytes = False, True, 0
             super().on_message_complete()
             if self.cycle.response_complete:  # it was answered before its end
@@ -156,14 +235,75 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
             if self._deaf:
                 raise _Unheard
 
+        # -- the short way ------------------------------------------------------------------------------------------
+
+        def _go_past_the_parser(self) -> None:
+            """The rest of the body is received where it belongs; what follows it is for a new parser."""
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self._begun = self.loop.time()
+            self._pace = self.loop.call_later(GRACE, self._check_pace)
+
+        def _check_pace(self) -> None:
+            arrival = self._arrival
+            assert arrival is not None
+            due = self._begun + GRACE + arrival.filled / LEAST
+            if due > self.loop.time():
+                self._pace = self.loop.call_at(due, self._check_pace)
+                return
+            self._arrival, self._pace = None, None
+            arrival.abandon()
+            self._due.clear()
+            self._give_up(408, "slow", str(bodies.too_slow(arrival.filled, arrival.length)))
+
+        def _arrived(self, arrival: Arrival) -> None:
+            self._in_body, self._ended, self._head_bytes = False, True, 0
+            self._arrival = None
+            if self._pace is not None:
+                self._pace.cancel()
+                self._pace = None
+            arrival.finish(partial(self._reply, self.cycle))
+
+        def _reply(self, turn: RequestResponseCycle, reply: Reply) -> None:
+            if turn.disconnected or self.transport.is_closing():
+                return
+            head = _head(reply, turn.keep_alive)
+            if self.flow.write_paused or sum(map(len, reply.parts)) > PIECE:
+                self._going = deque([head, *bodies.pieces(reply.parts)])
+                self._go_on()
+            else:
+                self.transport.writelines([head, *reply.parts])
+                self._replied()
+
+        def _go_on(self) -> None:
+            """Writes as much of an answer as the other side is ready to read."""
+            while self._going and not self.flow.write_paused:
+                self.transport.write(self._going.popleft())
+            if not self._going:
+                self._going = None
+                self._replied()
+
+        def _replied(self) -> None:
+            turn = self._due[0]
+            turn.response_complete = True
+            if not turn.keep_alive:
+                self._end()
+            self.on_response_complete()
+
         # -- what goes ----------------------------------------------------------------------------------------------
 
         def on_response_complete(self) -> None:
             self._due.popleft()
-            super().on_response_complete()
-            if self._in_body and self.cycle.response_complete and not self._deaf:  # what is left of it is not wanted
-                self._unset_keepalive_if_required()
+            self.server_state.total_requests += 1
+            if self.transport.is_closing():
+                return
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+            elif self._in_body and not self._deaf:  # what is left of it is not wanted
                 self._watch(LINGER)
+            elif not self._deaf:
+                self._watch()
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -176,6 +316,8 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
             super().resume_writing()
             self._stop_stall()
             self._patience = min(idle, self._patience + self._paused - self.loop.time() + PIECE / LEAST)
+            if self._going is not None:
+                self._go_on()
             if self._closing:
                 self.transport.close()
 
@@ -187,13 +329,30 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
         # -- the end ------------------------------------------------------------------------------------------------
 
         def _watch(self, seconds: float = idle) -> None:
-            self._unwatch()
-            self._timer = self.loop.call_later(seconds, self._silence)
+            """The other side has so long; one timer looks now and then, since most requests are done long before."""
+            self._until = self.loop.time() + seconds
+            if self._timer is None or seconds < idle:
+                self._look_in(seconds)
 
-        def _unwatch(self) -> None:
+        def _look_in(self, seconds: float) -> None:
             if self._timer is not None:
                 self._timer.cancel()
-                self._timer = None
+            self._timer = self.loop.call_later(seconds, self._look)
+
+        def _look(self) -> None:
+            left = self._until - self.loop.time()
+            if left > 0:
+                self._look_in(min(left, idle))
+            else:
+                self._until, self._timer = math.inf, None
+                self._silence()
+
+        def _stop_timers(self) -> None:
+            self._stop_stall()
+            for timer in (self._timer, self._pace):
+                if timer is not None:
+                    timer.cancel()
+            self._timer = self._pace = None
 
         def _silence(self) -> None:
             if not self._deaf and (self._due or (self._head_bytes and not self._in_body)):
@@ -209,7 +368,7 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
             if self._deaf or self.transport.is_closing():
                 return
             self._deaf = True
-            self._unwatch()
+            self._until = math.inf
             if self._due:
                 self._due[-1].keep_alive = False
             else:
@@ -241,9 +400,6 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
             else:
                 self.transport.close()
 
-        def timeout_keep_alive_handler(self) -> None:
-            self._close()
-
         def shutdown(self) -> None:
             self._stopping = True
             if self._due:
@@ -254,13 +410,17 @@ def limited(idle: float, connections: int, refused: Callable[[str], None]) -> ty
     return Limited
 
 
-PHRASES = {
-    400: b"Bad Request",
-    408: b"Request Timeout",
-    411: b"Length Required",
-    431: b"Request Header Fields Too Large",
-    503: b"Service Unavailable",
-}
+PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+def _head(reply: Reply, keep_alive: bool) -> bytes:
+    """The first line and the headers of an answer."""
+    lines = [f"{name}: {value}\r\n" for name, value in reply.headers.items()]
+    if not keep_alive:
+        lines.append("connection: close\r\n")
+    length = sum(map(len, reply.parts))
+    first = b"HTTP/1.1 %d %b\r\n" % (reply.status, PHRASES[reply.status])
+    return first + f"content-type: {reply.kind}\r\ncontent-length: {length}\r\n{''.join(lines)}\r\n".encode("latin-1")
 
 
 def _common_name(certificate: Any) -> str | None:
@@ -279,9 +439,9 @@ class Server(uvicorn.Server):
         """Begins to accept connections."""
         config, loop = self.config, asyncio.get_running_loop()
 
-        def made() -> asyncio.Protocol:
+        def made() -> asyncio.BaseProtocol:
             protocol = cast(type[HttpToolsProtocol], config.http_protocol_class)
-            return protocol(config=config, server_state=self.server_state, app_state={}, _loop=loop)
+            return _Line(protocol(config=config, server_state=self.server_state, app_state={}, _loop=loop))
 
         times: dict[str, Any] = {}
         if config.ssl:

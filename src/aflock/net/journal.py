@@ -82,8 +82,22 @@ class CorruptJournal(JournalError):
         self.path, self.offset = path, offset
 
 
+class Entry(NamedTuple):
+    """What is written: head and body mean nothing to the journal."""
+
+    head: bytes
+    body: Buffer
+    checksum: int | None = None
+    """Of both, where somebody has the time to make it before the journal does."""
+
+
+def entry(head: bytes, body: Buffer) -> Entry:
+    """With its checksum."""
+    return Entry(head, body, zlib.crc32(body, zlib.crc32(head)))
+
+
 class Record(NamedTuple):
-    """One entry of the journal; head and body mean nothing to it."""
+    """One entry of the journal."""
 
     seq: int
     head: bytes
@@ -148,15 +162,15 @@ class Journal:
         except OSError as error:
             raise _unusable(self.folder, error) from error
 
-    def write(self, entries: Sequence[tuple[bytes, Buffer]]) -> int:
+    def write(self, entries: Sequence[Entry | tuple[bytes, Buffer]]) -> int:
         """Appends a batch of heads and bodies and returns the seq of its first record.
 
         When it returns the batch is on the disk. When it raises, nothing of the batch counts.
         """
-        batch = [(head, _flat(body)) for head, body in entries]
+        batch = [Entry(each[0], _flat(each[1]), *each[2:]) for each in entries]
         if not batch:
             return self._usable().next
-        segment = self._with_room(sum(_FRAME_BYTES + len(head) + len(body) for head, body in batch))
+        segment = self._with_room(sum(_FRAME_BYTES + len(each.head) + len(each.body) for each in batch))
         first = segment.next
         with self._all_or_nothing(partial(segment.cut, segment.end, first)):
             segment.append(list(_frames(batch, first, segment.mark)))
@@ -428,12 +442,13 @@ class _Segment:
         return data
 
 
-def _frames(batch: Sequence[tuple[bytes, memoryview]], first: int, mark: bytes) -> Iterator[Buffer]:
-    for seq, (head, body) in enumerate(batch, first):
-        checksum = zlib.crc32(body, zlib.crc32(head))
-        yield _sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum))
-        yield head
-        yield body
+def _frames(batch: Sequence[Entry], first: int, mark: bytes) -> Iterator[Buffer]:
+    for seq, (head, body, checksum) in enumerate(batch, first):
+        if checksum is None:
+            checksum = zlib.crc32(body, zlib.crc32(head))
+        yield _sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head
+        if body:
+            yield body
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer], place: int) -> int:

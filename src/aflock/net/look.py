@@ -5,30 +5,51 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..extras import need
 from ..memory import human
 
+Look = Callable[[], dict[str, Any]]
+
 PAUSE = 2.0
 """Seconds between two looks."""
 
 
-def show(where: str, *, ca: str | None, as_json: bool, once: bool) -> int:
+def show(where: str, *, token_file: str | None, ca: str | None, insecure: bool, as_json: bool, once: bool) -> int:
     """Prints a status: once, or again and again until Ctrl-C."""
     need("aiohttp", extra="net", what="a look at a server")
-    url, ca = _place(where, ca)
-    found = _get(url, ca)
-    if not found.get("verified", True):
-        sys.stderr.write(f"aflock: certificate not verified (sha256 {found.get('certificate')}); --ca verifies it\n")
+    token, found_ca = _token(token_file)
+    url, ca = _place(where, ca or found_ca)
+    look = partial(_get, url, token, ca, insecure)
+    found = look()
+    if found["certificate"] and not found["verified"]:
+        sys.stderr.write(
+            "aflock: the server's certificate is not verified; --token-file or --ca verifies it, or compare its sha256 "
+            f"with what `aflock serve` printed: {found['certificate']}\n"
+        )
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     elif once:
         _console().print(table(found))
     else:
-        _live(url, ca, found)
+        _live(look, found)
     return 0
+
+
+def _token(file: str | None) -> tuple[str | None, str | None]:
+    """The token, and the authority that came with it."""
+    if file is None:
+        return None, None
+    from .members import read_token_file
+
+    found = read_token_file(Path(file))
+    if found.exposed:
+        sys.stderr.write(f"aflock: others on this machine may read {file}; run chmod 600 on it\n")
+    return found.token, found.ca
 
 
 def _place(where: str, ca: str | None) -> tuple[str, str | None]:
@@ -42,10 +63,17 @@ def _place(where: str, ca: str | None) -> tuple[str, str | None]:
     return address(folder), ca or (str(own) if has_own_authority(folder) and own.is_file() else None)
 
 
-def _get(url: str, ca: str | None) -> dict[str, Any]:
+def _get(url: str, token: str | None, ca: str | None, insecure: bool) -> dict[str, Any]:
     from .glance import status
+    from .refusals import Refused
 
-    return status(url, ca=ca)
+    try:
+        return status(url, token=token, ca=ca, insecure=insecure)
+    except Refused as refusal:
+        if refusal.status != 401 or token is not None:
+            raise
+        text = f"{url} shows its status to members only; give a member's token with --token-file"
+        raise Refused(401, refusal.code, text) from None
 
 
 def _console() -> Any:
@@ -54,14 +82,14 @@ def _console() -> Any:
     return Console()
 
 
-def _live(url: str, ca: str | None, found: dict[str, Any]) -> None:
+def _live(look: Look, found: dict[str, Any]) -> None:
     from rich.live import Live
 
     with Live(table(found), console=_console(), refresh_per_second=4) as live:
         try:
             while True:
                 time.sleep(PAUSE)
-                live.update(table(_get(url, ca)))
+                live.update(table(look()))
         except KeyboardInterrupt:
             return
 

@@ -4,7 +4,8 @@
               heartbeats meanwhile
 
 A stop ends it at the next step: the open job is given back, an update that is on its way is awaited. What was refused
-as void costs the job and nothing else.
+as void costs the job and nothing else. A client whom the server does not know (any more) joins again, on the terms it
+then finds: the federation may have let it go, or another one may have taken its place.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import AflockError, StateError
+from ..errors import AflockError
 from ..types import Vector
 from .answers import Answer, Hello, Pulled
 from .keep import Keep, Parcel
+from .membership import Membership
 from .refusals import Refused
-from .terms import Limits, Prepare, Progress, Summary, Train, Why
+from .terms import Cancelled, Limits, Prepare, Progress, Summary, Why
 from .transport import Session, jittered
 from .trouble import Nonsense, Unavailable, is_end, is_stranger, is_void
 from .updates import as_sent, wanted
@@ -37,6 +39,8 @@ PULL_SECONDS = 30.0
 """How long the server may keep a pull that it has no job for."""
 GRACE = 2.0
 """Seconds a stop waits for a pull, and for a job to be given back."""
+MOST_REJOINS = 3
+"""How often a client joins again in a row, without an update that was taken in between."""
 
 
 class Run:
@@ -49,11 +53,11 @@ class Run:
         self._stopping = asyncio.Event()
         self._stopped = self._loop.create_task(self._stopping.wait())
         self._cancelled = threading.Event()
-        self._keep: Keep | None = None
+        self._member: Membership | None = None
         self._open: int | None = None
         """The job to give back if the run ends now."""
-        self._rejoined = False
-        """Whether it has no job since it joined again: once is enough."""
+        self._rejoins = 0
+        """How often it has joined again since an update was taken."""
         self._jobs = self._version = 0
         self._last: Vector | None = None
 
@@ -92,21 +96,24 @@ class Run:
             self._stopped.cancel()
             self._cancelled.set()
             self._worker.close()
-            if self._keep is not None:
-                self._keep.close()
+            if self._member is not None:
+                self._member.close()
         log.info("the run is over (%s): %d jobs, version %d", why, self._jobs, self._version)
         return Summary(why, self._jobs, self._version, self._last)
 
     async def _work(self) -> Why:
         try:
-            keep, train = await self._begin()
-            pulled = await self._settle(keep) if keep.pending is not None else None
+            member = await self._begin()
+            pulled: Pulled | None = None
             while not self._stopping.is_set():
-                if self._limits.reached(self._jobs):
+                if pulled is not None:
+                    pulled = await self._job(member, pulled)
+                elif member.keep.pending is not None:
+                    pulled = await self._settle(member)
+                elif self._limits.reached(self._jobs):
                     return "jobs"
-                pulled = pulled or await self._pull(keep)
-                if pulled is not None and not self._stopping.is_set():
-                    pulled = await self._job(keep, train, pulled)
+                else:
+                    pulled = await self._pull(member)
         except Refused as refusal:
             if not is_end(refusal):
                 raise
@@ -117,40 +124,58 @@ class Run:
                 raise
         return "stopped"
 
-    async def _begin(self) -> tuple[Keep, Train]:
+    async def _begin(self) -> Membership:
         hello = await self._session.hello()
+        self._greeted(hello)
+        self._member = Membership(hello, self._opened, lambda hello: self._prepare(hello, self._cancelled))
+        return self._member
+
+    def _greeted(self, hello: Hello) -> None:
         self._version = hello.version
         log.info(
             "%s is client %s of federation %s, which is %s: %s, version %d", hello.name, hello.number, hello.federation,
             hello.state, hello.strategy, hello.version,
         )  # fmt: skip
-        self._keep = self._opened(hello)
-        return self._keep, self._prepare(hello, self._cancelled)
 
-    async def _pull(self, keep: Keep) -> Pulled | None:
+    async def _pull(self, member: Membership) -> Pulled | None:
         """A job; None if there is none yet, or a stop came first."""
         begun = self._loop.time()
         try:
             pulled = await self._unless_stopped(self._session.pull(PULL_SECONDS))
         except Refused as refusal:
-            if not is_stranger(refusal) or self._rejoined:
+            if not is_stranger(refusal):
                 raise
-            await self._rejoin(keep)
+            await self._rejoin(member, refusal)
             return None
         if pulled is not None:
-            self._open, self._rejoined = pulled.id, False
-        elif self._loop.time() - begun < 1.0:  # a server that does not let us wait is not asked again at once
+            self._open = pulled.id
+            return await self._unless_changed(member, pulled)
+        if self._loop.time() - begun < 1.0:  # a server that does not let us wait is not asked again at once
             await asyncio.wait({self._stopped}, timeout=jittered(1.0))
-        return pulled
+        return None
 
-    async def _rejoin(self, keep: Keep) -> None:
-        """The server has let the client go: what it remembers is of no use, and it begins as a new one."""
-        before = self._session.federation.federation
-        log.warning("the federation no longer knows this client; it joins again and begins anew")
-        if (await self._session.hello()).federation != before:
-            raise StateError("another federation has taken the place of this one; start the client again")
-        keep.forget()
-        self._rejoined = True
+    async def _unless_changed(self, member: Membership, pulled: Pulled) -> Pulled | None:
+        """The job; None if a hello on the way to it came from another federation, and it is given back."""
+        before, hello = member.hello, self._session.federation
+        if hello.federation != before.federation:
+            await self._give_back()
+        member.follow(hello)
+        return pulled if hello.federation == before.federation else None
+
+    async def _rejoin(self, member: Membership, refusal: Refused) -> None:
+        """The server does not know the client: it joins again and begins as a new one, on the terms of that hello."""
+        self._rejoins += 1
+        if self._rejoins > MOST_REJOINS:
+            text = f"joined again {MOST_REJOINS} times in a row, and no update was taken ({refusal})"
+            raise Refused(refusal.status, refusal.code, f"{text}; ask whoever runs the federation")
+        log.warning("the server does not know this client (any more); it joins again and begins anew")
+        before, hello = member.hello, await self._session.hello()
+        if hello.federation == before.federation:
+            member.keep.forget()
+        else:
+            log.warning("federation %s has taken the place of %s", hello.federation, before.federation)
+        self._greeted(hello)
+        member.follow(hello)
 
     async def _unless_stopped(self, request: Coroutine[Any, Any, T]) -> T | None:
         """The answer; None if a stop came and the answer not soon after."""
@@ -166,25 +191,25 @@ class Run:
 
     # -- one job ----------------------------------------------------------------------------------------------------
 
-    async def _job(self, keep: Keep, train: Train, pulled: Pulled) -> Pulled | None:
+    async def _job(self, member: Membership, pulled: Pulled) -> Pulled | None:
         """Trains and pushes; the next job, if the answer brought one."""
         begun, self._open, self._last = self._loop.time(), pulled.id, pulled.job.model
-        if not await self._trained(keep, train, pulled):
-            keep.drop()
+        if not await self._trained(member, pulled):
+            member.keep.drop()
             return None
-        assert keep.pending is not None
-        parcel, self._open = keep.pending, None  # from here on the server may have it: it cannot be given back
+        assert member.keep.pending is not None
+        parcel, self._open = member.keep.pending, None  # from here on the server may have it: it cannot be given back
         last = self._limits.reached(self._jobs + 1) or self._stopping.is_set()
-        answer = await self._push(keep, next=not last)
+        answer = await self._push(member, next=not last)
         if answer is None:
             return None
         self._jobs += 1
         self._tell(pulled, parcel, answer, self._loop.time() - begun)
         return answer.next
 
-    async def _trained(self, keep: Keep, train: Train, pulled: Pulled) -> bool:
+    async def _trained(self, member: Membership, pulled: Pulled) -> bool:
         """Works on a job in the other thread; false if it is void, or a stop came."""
-        work = quiet(self._worker.submit(lambda: self._train(keep, train, pulled)))
+        work = quiet(self._worker.submit(lambda: self._train(member, pulled)))
         beat = quiet(self._loop.create_task(self._heartbeats(pulled.id)))
         awaited: list[asyncio.Future[Any]] = [work, beat, self._stopped]
         try:
@@ -196,21 +221,22 @@ class Run:
         self._cancelled.set()
         await self._give_back()
         await asyncio.wait([work])  # nobody needs what comes of it, but it works with the model
+        _lament(pulled.id, work.exception())
         if not self._stopping.is_set():
             self._cancelled.clear()
             beat.result()
         return False
 
-    def _train(self, keep: Keep, train: Train, pulled: Pulled) -> bool:
+    def _train(self, member: Membership, pulled: Pulled) -> bool:
         """What is done in the other thread: training, and writing down what came of it."""
         job = pulled.job
         if not np.isfinite(job.model).all():
             raise Nonsense(f"the model of version {job.version} is not finite; the federation's training has diverged")
-        done = train(job, pulled.number, keep.memory, float(pulled.delay))
+        done = member.train(job, pulled.number, member.keep.memory, float(pulled.delay))
         if self._cancelled.is_set():
             return False
-        parcel = pulled.pack(wanted(done, job, self._session.federation), int(done.steps), self._limits.examples)
-        keep.hold(parcel, as_sent(done, parcel))
+        parcel = pulled.pack(wanted(done, job, member.hello), int(done.steps), self._limits.examples)
+        member.keep.hold(parcel, as_sent(done, parcel))
         return True
 
     async def _heartbeats(self, job: int) -> None:
@@ -230,28 +256,29 @@ class Run:
                 self._open = None
                 return
 
-    async def _settle(self, keep: Keep) -> Pulled | None:
+    async def _settle(self, member: Membership) -> Pulled | None:
         """Sends what an earlier run could not see taken; the job that the answer brings."""
-        answer = await self._push(keep, next=not self._limits.reached(0))
+        answer = await self._push(member, next=not self._limits.reached(self._jobs))
         return None if answer is None else answer.next
 
-    async def _push(self, keep: Keep, *, next: bool) -> Answer | None:
+    async def _push(self, member: Membership, *, next: bool) -> Answer | None:
         """Sends the update that is held and settles it; None if it is void."""
-        parcel = keep.pending
+        keep, parcel = member.keep, member.keep.pending
         assert parcel is not None
         try:
             answer = await self._session.push(parcel, next=next)
         except Refused as refusal:
             if refusal.status == 401 or refusal.code in ("revoked", "suspended"):
                 raise  # with a new token it may still be taken
+            if is_stranger(refusal):
+                await self._rejoin(member, refusal)
+                return None
             keep.drop()
             if is_void(refusal):
                 log.warning("the update for job %d is void: %s", parcel.job, refusal)
                 return None
-            if is_stranger(refusal):
-                await self._rejoin(keep)
-                return None
             raise
+        self._rejoins = 0
         if answer.receipt.rejected:
             keep.drop()
         else:
@@ -291,3 +318,9 @@ class Run:
             log.info("job %d is given back", job)
         except (AflockError, TimeoutError) as error:
             log.info("job %d could not be given back (%s); its lease will run out", job, error or "no answer")
+
+
+def _lament(job: int, error: BaseException | None) -> None:
+    """An error of training that comes too late to end the run is told all the same."""
+    if error is not None and not isinstance(error, Cancelled):
+        log.error("training failed on job %d, which nobody waited for any more", job, exc_info=error)

@@ -67,7 +67,7 @@ def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str
     url = f"{'https' if secure else 'http'}://{_shown(server.host)}:{listening.getsockname()[1]}"
     known = {"url": url, "pid": os.getpid(), "ca": bool(certificates and certificates.ca)}
     write_whole(folder / ADDRESS, json.dumps(known))
-    for line in _greeting(store, url, folder, certificates.fingerprint if certificates else None):
+    for line in _greeting(store, url, folder, certificates):
         say(line)
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     _allow_files(2 * server.connections + 256)  # those too many are told so
@@ -115,7 +115,7 @@ async def _serve(store: Store, members: Members, listening: socket.socket, conte
 
     settings = store.settings.section("server")
     service = Service(store, members)
-    protocol = http.limited(settings.idle, settings.connections, service.refused)
+    protocol = http.limited(settings.idle, settings.connections, service.intake.begin, service.refused)
     config = http.configured(service, protocol, settings.idle)
     config.load()
     config.ssl = context
@@ -151,11 +151,13 @@ async def _stop_on_failure(service: Service, stop: Callable[[], None]) -> None:
     stop()
 
 
-def _greeting(store: Store, url: str, folder: Path, fingerprint: str | None) -> Iterator[str]:
+def _greeting(store: Store, url: str, folder: Path, certificates: tls.Certificates | None) -> Iterator[str]:
     federation = store.federation
     yield f"aflock serves {federation.settings.section('strategy').name}, {federation.w0.size:,} weights, at {url}"
-    if fingerprint:
-        yield f"certificate authority, sha256: {fingerprint}"
+    if certificates:
+        yield f"certificate, sha256: {tls.fingerprint(certificates.certificate.read_bytes())}"
+        if certificates.ca:
+            yield f"its authority, sha256: {certificates.fingerprint}"
     else:
         yield "plain HTTP: tokens and vectors can be read on the way"
     if store.recovered or federation.version:

@@ -29,13 +29,15 @@ from ..files import write_whole
 from ..types import State
 from . import weights
 from .federation import Federation, Head
-from .journal import Journal
+from .journal import Entry, Journal
 from .refusals import Refused
 from .settings import Settings
 from .trace import Trace
 from .wire import Buffer
 
 log = logging.getLogger("aflock.server")
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 MEGABYTE = 1 << 20
 
@@ -129,10 +131,10 @@ class Store:
         """Seconds since the federation began; it never runs backwards, whatever the machine's clock does."""
         return max(self.federation.now, time.time() - self.federation.epoch)
 
-    def write(self, entries: Sequence[tuple[bytes, Buffer]]) -> None:
+    def write(self, entries: Sequence[Entry]) -> None:
         """Makes records durable, all or none; may be called from another thread."""
         self.journal.write(entries)
-        self._since += sum(len(head) + len(body) for head, body in entries)
+        self._since += sum(len(each.head) + len(each.body) for each in entries)
 
     def apply(self, head: Head, body: Buffer) -> Any:
         """Lets a durable record happen."""
@@ -200,4 +202,4 @@ def _seq(snapshot: Path) -> int:
 
 def encoded(head: Head) -> bytes:
     """A record's head as it stands in the journal."""
-    return json.dumps(head, separators=(",", ":")).encode()
+    return _encode(head).encode()

@@ -17,6 +17,8 @@ PIECE = 1 << 18
 """Bytes handed to the socket at a time: more would be copied."""
 LONGEST_JSON = 1 << 20
 """Bytes of a JSON document that are read at most."""
+LONGEST_STATUS = 1 << 26
+"""Bytes of a status: it has a few hundred for every client."""
 
 
 async def pieces(body: Iterable[Buffer]) -> AsyncIterator[memoryview]:
@@ -44,12 +46,12 @@ async def fill(response: aiohttp.ClientResponse, size: int) -> memoryview:
     return view
 
 
-async def loaded(response: aiohttp.ClientResponse) -> Any:
+async def loaded(response: aiohttp.ClientResponse, most: int = LONGEST_JSON) -> Any:
     """A body that is JSON."""
     raw = bytearray()
     async for piece in response.content.iter_any():
         raw += piece
-        if len(raw) > LONGEST_JSON:
+        if len(raw) > most:
             raise nonsense("a JSON document comes without end")
     try:
         return json.loads(raw)
@@ -57,9 +59,9 @@ async def loaded(response: aiohttp.ClientResponse) -> Any:
         raise nonsense("what should be JSON is none") from None
 
 
-async def document(response: aiohttp.ClientResponse) -> dict[str, Any]:
+async def document(response: aiohttp.ClientResponse, most: int = LONGEST_JSON) -> dict[str, Any]:
     """A body that is a JSON object."""
-    found = await loaded(response)
+    found = await loaded(response, most)
     if not isinstance(found, dict):
         raise nonsense("what should be a JSON object is none")
     return found

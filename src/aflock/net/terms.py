@@ -23,6 +23,10 @@ Prepare = Callable[[Hello, threading.Event], Train]
 Why = Literal["ended", "jobs", "stopped"]
 
 
+class Cancelled(Exception):
+    """Training has ended because nobody waits for what comes of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One more job is done: what became of it, and how long it took from pull to receipt."""

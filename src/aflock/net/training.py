@@ -22,7 +22,7 @@ from ..models.base import Model
 from ..types import Job, Vector
 from .answers import Hello
 from .feed import Arrays, Batches, Feed
-from .terms import Train
+from .terms import Cancelled, Train
 
 Buffers = Literal["refuse", "local", "average"]
 
@@ -65,10 +65,6 @@ class Training:
         """A module holds those from now on; an aflock model holds none."""
         if self._model is not None and self._model.weights is not None:
             np.copyto(self._model.weights, weights)
-
-
-class _Cancelled(Exception):
-    """Nobody waits for this job any more."""
 
 
 class _Trainer:
@@ -122,7 +118,7 @@ class _Trainer:
 
     def _batch(self) -> Arrays:
         if self._cancelled.is_set():
-            raise _Cancelled
+            raise Cancelled
         return next(self._batches)
 
 

@@ -21,6 +21,7 @@ import ssl
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -34,7 +35,7 @@ from . import tls, wire
 from .answers import Answer, Hello, Pulled, seconds
 from .glance import status
 from .keep import Parcel
-from .streams import PIECE, document, fill, loaded, objection, pieces
+from .streams import LONGEST_STATUS, PIECE, document, fill, loaded, objection, pieces
 from .trouble import Nonsense, Unavailable, Untrusted, failure, nonsense
 from .urls import address, is_loopback, pem_text
 
@@ -132,19 +133,23 @@ class Session:
 
     async def hello(self) -> Hello:
         """Says who is there; the first time makes the client a member."""
-        self._hello = Hello.parse(await self._ask("POST", "/v1/hello", document))
-        return self._hello
+        self._held = None  # in another federation, or one that was put back, a version is another model
+        return await self._greet()
 
     async def pull(self, wait: float = 30.0) -> Pulled | None:
         """A job, or None if there was none within `wait` seconds."""
         whole = math.ceil(min(max(0.0, wait), LONGEST_PULL))
         limit = whole + self._transfer(4 * self.federation.length)
         pulled = await self._ask("GET", f"/v1/job?wait={whole}", self._maybe_job, self._have(), limit=limit)
-        if pulled is None or self.federation.number is not None:
+        before = self.federation
+        if pulled is None or before.number is not None:
             return pulled
-        if (number := (await self.hello()).number) is None:
+        hello = await self._greet()
+        if hello.number is None:
             raise nonsense("a client that has a job has no number")
-        return replace(pulled, job=replace(pulled.job, client=number))
+        if hello.federation != before.federation:
+            self._held = None
+        return replace(pulled, job=replace(pulled.job, client=hello.number))
 
     async def push(self, parcel: Parcel, *, next: bool = False) -> Answer:
         """Sends an update until there is an answer; it counts once however often it was sent."""
@@ -179,9 +184,13 @@ class Session:
 
     async def status(self) -> dict[str, Any]:
         """The federation in numbers."""
-        return await self._ask("GET", "/v1/status", document)
+        return await self._ask("GET", "/v1/status", partial(document, most=LONGEST_STATUS))
 
     # -- one request ------------------------------------------------------------------------------------------------
+
+    async def _greet(self) -> Hello:
+        self._hello = Hello.parse(await self._ask("POST", "/v1/hello", document))
+        return self._hello
 
     async def _ask(
         self,

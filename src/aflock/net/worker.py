@@ -34,9 +34,13 @@ class Worker:
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
             call, future = item
-            result, error = None, None
+            result: Any = None
+            error: BaseException | None = None
             try:
                 result = call()
+            except StopIteration as raised:  # no future takes it
+                error = RuntimeError("training raised StopIteration")
+                error.__cause__ = raised
             except BaseException as raised:
                 error = raised
             with suppress(RuntimeError):  # the loop is closed: nobody waits

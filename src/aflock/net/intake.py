@@ -1,0 +1,264 @@
+"""Updates on their way in: their bodies, their checks, and who else waits for the same receipt.
+
+Most updates are alike, and take the short way: no task, no messages, one buffer that the network fills (http.py). What
+is out of the ordinary (a retry, a crowd, a refusal, a body that waits to be asked for) takes the way of all other
+requests. Both end in `_put`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from . import replies, wire
+from .bodies import Bodies
+from .commits import Commits, Done
+from .door import Door
+from .federation import Answer, Federation, Seat
+from .leases import Leases
+from .members import Member
+from .refusals import Refused, unknown_job
+from .replies import Replies, Reply
+from .request import Request
+from .wire import UpdateHead, WireError
+
+log = logging.getLogger("aflock.server")
+
+Send = Callable[[Reply], None]
+
+_TARGET = re.compile(rb"/v1/jobs/([0-9]{1,18})/update(?:\?next=([01]))?")
+
+
+class Intake:
+    """All updates of a federation."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        commits: Commits,
+        leases: Leases,
+        door: Door,
+        *,
+        room: int,
+        largest: int,
+        admit: Callable[[Member], None],
+        refused: Callable[[str], None],
+    ) -> None:
+        """`room` bytes of bodies at a time; `admit` raises for who may not come in; `refused` counts refusals."""
+        self._federation, self._commits, self._leases, self._door = federation, commits, leases, door
+        self.largest, self._admit, self._refused = largest, admit, refused
+        self._bodies = Bodies(room)
+        self.replies = Replies(federation, leases)
+        self._arriving: dict[tuple[str, int], list[asyncio.Future[Answer]]] = {}
+        """Those that are being written, and who has sent the same again."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def is_arriving(self, name: str, job: int) -> bool:
+        """Whether the update for the job is being written."""
+        return (name, job) in self._arriving
+
+    # -- the ordinary way -------------------------------------------------------------------------------------------
+
+    async def update(self, request: Request, member: Member, job: int) -> Reply:
+        """Takes what a request brings."""
+        if "content-length" not in request.headers:
+            raise Refused(411, "length", "send a Content-Length")
+        length = request.length
+        if length > self.largest:
+            raise Refused(413, "too-large", f"an update has at most {self.largest} bytes")
+        answer = await self._same_again(member.name, job)
+        if answer is None:
+            seat, head = self._federation.seat(member.name), UpdateHead.parse(request.headers)
+            answer = await self._judged(member, self._read(request, seat, job, head, length))
+        elif request.unread_within(length):
+            await request.skip(length)
+        return self.replies.update(member.name, answer, request.headers.get(wire.HAVE))
+
+    async def _same_again(self, name: str, job: int) -> Answer | None:
+        """The answer to the same update, if it was taken before or is on its way already."""
+        known = self._federation.known(name, job)
+        if known is not None or (waiting := self._arriving.get((name, job))) is None:
+            return known
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        waiting.append(future)
+        return await future
+
+    async def _read(self, request: Request, seat: Seat, job: int, head: UpdateHead, length: int) -> Answer:
+        self._federation.check_head(seat, job, head, length)
+        await self._bodies.take(length)
+        try:
+            body = await request.body(length)
+            return await self._taken(seat, job, head, body, request.option("next") == "1")
+        finally:
+            self._bodies.give_back(length)
+
+    async def _taken(self, seat: Seat, job: int, head: UpdateHead, body: bytearray, more: bool) -> Answer:
+        """What came of an update that is here."""
+        self._federation.check_vectors(head, body)
+        again = await self._same_again(seat.name, job)
+        if again is not None:  # it came twice at the same time
+            return again
+        if not self._federation.holds(seat, job):
+            raise unknown_job()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._put(seat, job, head, body, more, lambda answer, refusal: _settle(future, answer, refusal))
+        return await future
+
+    async def _judged(self, member: Member, work: Awaitable[Answer]) -> Answer:
+        """Whoever keeps sending what nobody can use is shut out."""
+        try:
+            answer = await work
+        except Refused as refusal:
+            if refusal.code == "unusable" and self._door.strike(member.name):
+                await self._suspend(member, str(refusal))
+            raise
+        self._door.forgive(member.name)
+        return answer
+
+    async def _suspend(self, member: Member, why: str) -> None:
+        log.warning("%s is suspended: %s", member.name, why)
+        await self._commits.submit("suspend", name=member.name, gen=member.generation)
+        self._leases.end(member.name)
+        self._door.forgive(member.name)  # invited again, it begins anew
+
+    # -- the short way ----------------------------------------------------------------------------------------------
+
+    def begin(self, url: bytes, fields: Sequence[tuple[bytes, bytes]], peer: str | None) -> Arrival | None:
+        """An update whose body may come now; None: whatever it is, it takes the ordinary way."""
+        target = _TARGET.fullmatch(url)
+        if target is None:
+            return None
+        headers = {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in fields}
+        if "expect" in headers or headers.get("connection", "keep-alive") != "keep-alive":
+            return None
+        try:
+            member = self._door.known(headers, peer)
+            self._admit(member)
+            seat, job = self._federation.seat(member.name), int(target[1])
+            head, length = UpdateHead.parse(headers), wire.number(headers, "content-length")
+            self._federation.check_head(seat, job, head, length)
+            self._door.count(member.name)
+        except (Refused, WireError):  # it is refused again, in the way that can say so
+            return None
+        if not self._bodies.try_take(length):
+            return None
+        return Arrival(self, member, seat, job, head, length, target[2] == b"1", headers.get(wire.HAVE))
+
+    def take(self, arrival: Arrival, send: Send) -> None:
+        """An update is here."""
+        a, federation = arrival, self._federation
+        try:
+            federation.check_vectors(a.head, a.body)
+        except Refused:
+            usual = False
+        else:
+            usual = federation.holds(a.seat, a.job) and (a.seat.name, a.job) not in self._arriving
+        if usual:
+            self._put(a.seat, a.job, a.head, a.body, a.more, lambda *result: self._answer(a, send, *result))
+        else:
+            task = asyncio.get_running_loop().create_task(self._take_otherwise(a, send))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _take_otherwise(self, a: Arrival, send: Send) -> None:
+        """It came twice, or too late, or is of no use."""
+        try:
+            answer = await self._judged(a.member, self._taken(a.seat, a.job, a.head, a.body, a.more))
+        except Refused as refusal:
+            self._answer(a, send, None, refusal)
+        else:
+            self._answer(a, send, answer, None)
+
+    def _answer(self, a: Arrival, send: Send, answer: Answer | None, refused: Refused | None) -> None:
+        self.give_up(a)
+        if answer is not None:
+            self._door.forgive(a.member.name)
+            reply = self.replies.update(a.member.name, answer, a.have)
+        else:
+            assert refused is not None
+            self._refused(refused.code)
+            reply = replies.refusal(refused)
+        if log.isEnabledFor(logging.DEBUG):
+            fields = {"client": a.member.name, "method": "POST", "what": f"/v1/jobs/{a.job}/update"}
+            log.debug("POST /v1/jobs/%d/update of %s: %d", a.job, a.member.name, reply.status,
+                      extra={"fields": {**fields, "status": reply.status}})  # fmt: skip
+        send(reply)
+
+    def give_up(self, arrival: Arrival) -> None:
+        """The body is not needed any more."""
+        self._bodies.give_back(arrival.length)
+
+    # -- both -------------------------------------------------------------------------------------------------------
+
+    def _put(self, seat: Seat, job: int, head: UpdateHead, body: bytearray, more: bool, done: Done) -> None:
+        """Hands a checked update to the journal."""
+        self._arriving[seat.name, job] = waiting = list[asyncio.Future[Answer]]()
+        self._leases.end(seat.name)
+
+        def settled(answer: Answer | None, refusal: Refused | None) -> None:
+            del self._arriving[seat.name, job]
+            if refusal is not None and self._federation.holds(seat, job):
+                self._leases.begin(seat.name, job)
+            for future in waiting:
+                _settle(future, answer and Answer(answer.receipt, answer.version), refusal)
+            done(answer, refusal)
+
+        record: dict[str, Any] = {
+            "k": "update", "t": self._commits.now(), "name": seat.name, "j": job, "v": head.version, "s": head.steps,
+            "e": head.examples, "n": head.vectors, "enc": head.encoding, "next": int(more),
+        }  # fmt: skip
+        try:
+            self._commits.put(record, body, settled)
+        except Refused as refusal:
+            settled(None, refusal)
+
+
+class Arrival:
+    """An update on the short way: whoever reads from the network fills its body."""
+
+    __slots__ = ("_intake", "body", "filled", "have", "head", "job", "length", "member", "more", "seat")
+
+    def __init__(
+        self,
+        intake: Intake,
+        member: Member,
+        seat: Seat,
+        job: int,
+        head: UpdateHead,
+        length: int,
+        more: bool,
+        have: str | None,
+    ) -> None:
+        self._intake, self.member, self.seat, self.job, self.head = intake, member, seat, job, head
+        self.length, self.more, self.have = length, more, have
+        self.body, self.filled = bytearray(length), 0
+
+    def space(self) -> memoryview:
+        """Where the next bytes go."""
+        return memoryview(self.body)[self.filled :]
+
+    def feed(self, chunk: bytes) -> None:
+        """The next bytes."""
+        end = self.filled + len(chunk)
+        self.body[self.filled : end] = chunk
+        self.filled = end
+
+    def finish(self, send: Send) -> None:
+        """All of it is here; `send` is called with the answer, once."""
+        self._intake.take(self, send)
+
+    def abandon(self) -> None:
+        """The rest will not come."""
+        self._intake.give_up(self)
+
+
+def _settle(future: asyncio.Future[Answer], answer: Answer | None, refusal: Refused | None) -> None:
+    if future.done():  # whoever waited has been given up
+        return
+    if refusal is not None:
+        future.set_exception(refusal)
+    elif answer is not None:
+        future.set_result(answer)

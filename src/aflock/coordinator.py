@@ -113,6 +113,10 @@ class Coordinator:
         """The client's open job."""
         return self._at.open[self._require_open_job(client)]
 
+    def open_job(self, client: int) -> Ticket | None:
+        """The client's open job, if it has one."""
+        return self._at.open.get(client)
+
     def works(self, client: int) -> bool:
         """Whether the client has an open job."""
         return client in self._at.open
@@ -200,12 +204,14 @@ class Coordinator:
 
         A client that asks while it has an open job has lost it: the old one is dropped.
         """
-        self._check_time(now)
-        try:
-            client = self._require(client)
-        except InputError as error:
-            self._refuse(error, now, client)
-            raise
+        if not (type(now) is float and self._now <= now < math.inf):
+            self._check_time(now)
+        if type(client) is not int or client not in self.strategy.clients:
+            try:
+                client = self._require(client)
+            except InputError as error:
+                self._refuse(error, now, client)
+                raise
         if client in self._at.open:
             self._close(client, "drop", now, "the client pulled again")
         if client not in self._at.idle or self._slots() < 1:
@@ -451,22 +457,25 @@ class Coordinator:
             self._now = now
         if self._emit is None:
             return
-        self._emit(
-            Event(
-                kind,
-                now,
-                self.strategy.version,
-                client,
-                ticket.version if ticket else None,
-                ticket.job if ticket else None,
-                int(update.steps) if update else None,
-                int(update.examples) if update else None,
-                receipt.staleness if receipt else None,
-                receipt.outcome if receipt else "",
-                receipt.reason if receipt else reason,
-                ticket.first if ticket else False,
-            )
+        job, version, first, _ = ticket or (None, None, False, None)
+        steps, examples = (int(update.steps), int(update.examples)) if update else (None, None)
+        staleness, outcome = (receipt.staleness, receipt.outcome) if receipt else (None, "")
+        reason = receipt.reason if receipt else reason
+        fields = (
+            kind,
+            now,
+            self.strategy.version,
+            client,
+            version,
+            job,
+            steps,
+            examples,
+            staleness,
+            outcome,
+            reason,
+            first,
         )
+        self._emit(tuple.__new__(Event, fields))
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -347,7 +347,7 @@ def _tear(folder: Path, draws: random.Random) -> bool:
     try:
         for _ in segment.records(0):
             pass
-        batch = [(b'{"k":"end","t":0,"why":"torn"}', memoryview(draws.randbytes(1000)))] * draws.randint(1, 3)
+        batch = [journal.entry(b'{"k":"end","t":0,"why":"torn"}', draws.randbytes(1000))] * draws.randint(1, 3)
         frames = b"".join(bytes(part) for part in journal._frames(batch, segment.next, segment.mark))
         first = len(frames) // len(batch)
         with path.open("r+b") as file:

@@ -629,7 +629,7 @@ def test_a_batch_that_cannot_be_taken_back(tmp_path: Path, monkeypatch: pytest.M
         real, calls = os.pwritev, iter(range(99))
 
         def full(descriptor: int, buffers: Sequence[memoryview], place: int) -> int:
-            if next(calls) == 2:
+            if next(calls) == 1:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return real(descriptor, buffers, place)
 

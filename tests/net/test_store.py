@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ import pytest
 from aflock import state
 from aflock.net import store as module
 from aflock.net import trace as traces
-from aflock.net.commits import Commits
+from aflock.net.commits import AT_ONCE, Commits
 from aflock.net.federation import Given
-from aflock.net.journal import CorruptJournal, JournalError, JournalFull, JournalInUse
+from aflock.net.journal import CorruptJournal, Entry, JournalError, JournalFull, JournalInUse, entry
 from aflock.net.leases import Leases
 from aflock.net.refusals import Refused
 from aflock.net.replay import replay
@@ -57,7 +57,7 @@ def begun(folder: Path, **server: Any) -> Store:
 def let(store: Store, kind: str, body: bytes = b"", **head: Any) -> Any:
     """A record is written and happens."""
     record = {"k": kind, "t": store.now(), **head}
-    store.write([(encoded(record), body)])
+    store.write([entry(encoded(record), body)])
     happened = store.apply(record, body)
     store.settle()
     return happened
@@ -303,9 +303,9 @@ def test_time_never_runs_backwards(jump: float, tmp_path: Path, monkeypatch: pyt
 # --- commits ---------------------------------------------------------------------------------------------------------
 
 
-def run(store: Store, play: Callable[[Commits], Any], on_batch: Callable[[], None] = lambda: None) -> Any:
+def run(store: Store, play: Callable[[Commits], Any], on_settled: Callable[[], None] = lambda: None) -> Any:
     async def main() -> Any:
-        commits = Commits(store, waiting=1 << 20, on_batch=lambda seconds, count: on_batch())
+        commits = Commits(store, waiting=1 << 20, on_write=lambda seconds, count: None, on_settled=on_settled)
         try:
             return await play(commits)
         finally:
@@ -361,9 +361,34 @@ def test_a_journal_that_cannot_be_tidied_goes_on(store: Store, monkeypatch: pyte
 
     async def play(commits: Commits) -> None:
         monkeypatch.setattr(store.journal, "rotate", refuse)
-        await commits.snapshot()
-        assert commits.failed is None
+        monkeypatch.setattr(store, "_since", 1 << 40)  # a snapshot is due
         assert await commits.submit("pull", name="alice") is not None
+        assert commits.failed is None
+        assert len(snapshots(store.folder)) == 1
+
+    run(store, play)
+
+
+def test_a_snapshot_waits_for_what_is_durable_and_has_not_happened(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing runs ahead of settling; what is saved must be the state at the journal's end."""
+    count, before, write = 5 * AT_ONCE, store.journal.next - 1, store.write
+
+    def slowly(batch: Sequence[Entry]) -> None:
+        write(batch)
+        store._since = 1 << 40  # a snapshot is due
+        time.sleep(0.1)
+
+    async def play(commits: Commits) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write", slowly)
+            first = asyncio.gather(*(commits.submit("pull", name="alice") for _ in range(count)))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(first, commits.submit("pull", name="alice"))
+        (saved,) = snapshots(store.folder)
+        assert saved.stem == f"snapshot-{before + count:016d}"
+        assert state.load(saved)["state"]["federation"]["counts"]["pulls"] == count
 
     run(store, play)
 
@@ -377,8 +402,8 @@ def test_senders_see_what_came_of_their_records_before_others_are_woken(store: S
         order.append("sender")
         await asyncio.sleep(0.05)
 
-    run(store, play, lambda: order.append("batch"))
-    assert order == ["sender", "batch"]
+    run(store, play, lambda: order.append("settled"))
+    assert order == ["sender", "settled"]
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------

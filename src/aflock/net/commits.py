@@ -1,7 +1,7 @@
 """Group commit: requests hand in records; one write makes all that are waiting durable; then they happen, in order.
 
-Two tasks share the work. One takes what has gathered, hands it to the disk (in a thread of its own) and waits: meanwhile
-the next batch gathers. The other lets durable records happen, a few at a time, so that requests are read in between. A
+Two tasks share the work. One takes what has gathered and hands it to the disk, in a thread of its own; meanwhile the
+next batch gathers. The other lets durable records happen, a few at a time, so that requests are read in between. A
 record's sender is told what came of it after the record is on disk and has been applied, never before.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import AflockError
 from .federation import Head
-from .journal import Entry, JournalError, JournalFull, entry
+from .journal import JournalError, JournalFull, entry
 from .refusals import Refused, busy
 from .store import Store, encoded
 from .wire import Buffer
@@ -31,9 +31,6 @@ Waiting = tuple[Head, Buffer, Done]
 
 BATCH = 512
 """Most records of one write."""
-
-SHORT = 1 << 18
-"""Most bytes of a body whose checksum is made on the way to the thread."""
 
 AT_ONCE = 16
 """Records that happen before others get a turn."""
@@ -113,7 +110,7 @@ class Commits:
         if self._store.snapshot_due:
             await self._snapshot()
         begun = time.perf_counter()
-        await self._in_thread(self._store.write, [_entry(head, body) for head, body, _ in batch])
+        await self._in_thread(self._store.write, [entry(encoded(head), body) for head, body, _ in batch])
         self.full = False
         self._durable += batch
         self._quiet.clear()
@@ -199,8 +196,3 @@ class Commits:
 
 def _cannot_go_on() -> Refused:
     return busy("stopping", "the server cannot go on; it must be started again", 10.0)
-
-
-def _entry(head: Head, body: Buffer) -> Entry:
-    """A record for the journal; a short one is summed here: the thread would have to wait for its turn after each."""
-    return entry(encoded(head), body) if len(body) <= SHORT else Entry(encoded(head), body)

@@ -15,16 +15,17 @@ does depends on the state and the record alone, so that replaying a journal ends
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import kernels
 from ..coordinator import Coordinator
 from ..errors import InputError, StateError
-from ..events import Event
+from ..events import Event, Ticket
 from ..types import Job, Receipt, State, Update, Vector
 from . import wire
 from .refusals import Refused, ended, unknown_job, unusable
@@ -57,8 +58,7 @@ class Seat:
     version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """A job that was handed out."""
 
     job: Job
@@ -72,8 +72,7 @@ class Given:
         return self.job.id
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What an update is answered with."""
 
     receipt: Receipt
@@ -104,7 +103,7 @@ class Counts:
         setattr(self, receipt.outcome, getattr(self, receipt.outcome) + 1)
         self.staleness_sum += receipt.staleness
         self.staleness_max = max(self.staleness_max, receipt.staleness)
-        self.staleness[sum(receipt.staleness > end for end in HISTOGRAM)] += 1
+        self.staleness[bisect_left(HISTOGRAM, receipt.staleness)] += 1
 
 
 class Federation:
@@ -182,12 +181,12 @@ class Federation:
 
     def holds(self, seat: Seat, job: int) -> bool:
         """Whether that is the client's open job."""
-        return self.coordinator.works(seat.number) and self.coordinator.ticket(seat.number).job == job
+        ticket = self.coordinator.open_job(seat.number)
+        return ticket is not None and ticket.job == job
 
-    def expected(self, seat: Seat) -> tuple[str, ...]:
-        """The vectors an answer to the client's open job carries."""
-        first = self.coordinator.ticket(seat.number).first
-        return ("gradient",) if first else self.strategy.needs
+    def expected(self, ticket: Ticket) -> tuple[str, ...]:
+        """The vectors an answer to a job carries."""
+        return ("gradient",) if ticket.first else self.strategy.needs
 
     # -- at the door ------------------------------------------------------------------------------------------------
 
@@ -198,19 +197,20 @@ class Federation:
 
     def check_head(self, seat: Seat, job: int, head: UpdateHead, length: int) -> None:
         """Refuses an update that cannot be one, before its body is read."""
-        if not self.holds(seat, job):
+        ticket = self.coordinator.open_job(seat.number)
+        if ticket is None or ticket.job != job:
             raise unknown_job()
-        names = self.expected(seat)
+        names = self.expected(ticket)
         if head.encoding != self.p.encoding:
             raise unusable(f"vectors are encoded as {head.encoding}; expected {self.p.encoding}")
-        if sorted(head.vectors) != sorted(names):
+        if head.vectors != names and sorted(head.vectors) != sorted(names):
             raise unusable(f"the update carries {', '.join(head.vectors) or 'nothing'}; expected {', '.join(names)}")
         size = wire.size(head.encoding, self.w0.size) * len(names)
         if length != size:
             raise unusable(f"the body has {length} bytes; expected {size}")
         if head.steps < 1 or head.examples < 1:
             raise unusable("steps and examples must be at least 1")
-        if head.version != self.coordinator.ticket(seat.number).version:
+        if head.version != ticket.version:
             raise unusable(f"the update says version {head.version}; its job was of another")
 
     def check_vectors(self, head: UpdateHead, body: Buffer) -> None:
@@ -228,7 +228,7 @@ class Federation:
     def apply(self, head: Head, body: Buffer) -> Any:
         """Lets a record happen; what it returns depends on its kind. An error changes nothing."""
         self.now = max(self.now, float(head["t"]))
-        return getattr(self, f"_on_{head['k']}")(head, body)
+        return getattr(self, "_on_" + head["k"])(head, body)
 
     def _on_open(self, head: Head, body: Buffer) -> None:
         self.id, self.epoch = head["id"], head["epoch"]

@@ -19,7 +19,6 @@ import errno
 import os
 import re
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -30,6 +29,11 @@ from typing import NamedTuple, Self
 
 from ..errors import AflockError, OrderError
 from ..files import locked
+
+try:
+    from isal.isal_zlib import crc32  # the same numbers, ten times as fast
+except ModuleNotFoundError:
+    from zlib import crc32
 
 Buffer = bytes | bytearray | memoryview
 
@@ -87,13 +91,14 @@ class Entry(NamedTuple):
 
     head: bytes
     body: Buffer
-    checksum: int | None = None
-    """Of both, where somebody has the time to make it before the journal does."""
+    checksum: int
+    """Of both."""
 
 
-def entry(head: bytes, body: Buffer) -> Entry:
-    """With its checksum."""
-    return Entry(head, body, zlib.crc32(body, zlib.crc32(head)))
+def entry(head: bytes, body: Buffer = b"") -> Entry:
+    """An entry, in the thread that has it: one that writes would have to wait for its turn after each checksum."""
+    flat = memoryview(body).cast("B") if len(body) else memoryview(b"")  # an empty view cannot be cast
+    return Entry(head, flat, crc32(flat, crc32(head)))
 
 
 class Record(NamedTuple):
@@ -167,7 +172,7 @@ class Journal:
 
         When it returns the batch is on the disk. When it raises, nothing of the batch counts.
         """
-        batch = [Entry(each[0], _flat(each[1]), *each[2:]) for each in entries]
+        batch = [each if isinstance(each, Entry) else entry(*each) for each in entries]
         if not batch:
             return self._usable().next
         segment = self._with_room(sum(_FRAME_BYTES + len(each.head) + len(each.body) for each in batch))
@@ -424,7 +429,7 @@ class _Segment:
             return None
         mark, seq, batch, head, body, checksum = _FRAME.unpack_from(header)
         end = content + head + body
-        if mark != self.mark or end > self._size or zlib.crc32(data := self._read(content, head + body)) != checksum:
+        if mark != self.mark or end > self._size or crc32(data := self._read(content, head + body)) != checksum:
             return None
         return _Frame(Record(seq, bytes(data[:head]), memoryview(data).toreadonly()[head:]), batch, end)
 
@@ -444,8 +449,6 @@ class _Segment:
 
 def _frames(batch: Sequence[Entry], first: int, mark: bytes) -> Iterator[Buffer]:
     for seq, (head, body, checksum) in enumerate(batch, first):
-        if checksum is None:
-            checksum = zlib.crc32(body, zlib.crc32(head))
         yield _sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head
         if body:
             yield body
@@ -467,17 +470,12 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
     return place
 
 
-def _flat(body: Buffer) -> memoryview:
-    view = memoryview(body)
-    return view.cast("B") if view.nbytes else memoryview(b"")  # an empty view cannot be cast
-
-
 def _sealed(fields: bytes) -> bytes:
-    return fields + zlib.crc32(fields).to_bytes(_SEAL_BYTES, "little")
+    return fields + crc32(fields).to_bytes(_SEAL_BYTES, "little")
 
 
 def _is_sealed(raw: bytes | bytearray) -> bool:
-    return zlib.crc32(raw[:-_SEAL_BYTES]) == int.from_bytes(raw[-_SEAL_BYTES:], "little")
+    return crc32(raw[:-_SEAL_BYTES]) == int.from_bytes(raw[-_SEAL_BYTES:], "little")
 
 
 def _is_header(raw: bytes) -> bool:

@@ -29,7 +29,7 @@ from ..files import write_whole
 from ..types import State
 from . import weights
 from .federation import Federation, Head
-from .journal import Entry, Journal
+from .journal import Entry, Journal, entry
 from .refusals import Refused
 from .settings import Settings
 from .trace import Trace
@@ -122,7 +122,7 @@ class Store:
     def _found(self) -> None:
         """The first record: a name for the federation, and when it began."""
         head = {"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time()}
-        self.journal.write([(encoded(head), b"")])
+        self.journal.write([entry(encoded(head))])
         self._apply(head, b"")
 
     # -- going on ---------------------------------------------------------------------------------------------------

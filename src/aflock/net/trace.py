@@ -12,8 +12,8 @@ from pathlib import Path
 
 log = logging.getLogger("aflock.server")
 
-_MOST = 1 << 20
-"""Bytes that wait before they are handed on unasked: a long recovery is written as it goes."""
+_MOST = 1 << 13
+"""Lines that wait before they are handed on unasked: a long recovery is written as it goes."""
 
 
 class Trace:
@@ -27,13 +27,14 @@ class Trace:
         if self.end < length:
             log.warning("trace.jsonl has lost lines that were in it at the last snapshot; it goes on with a gap")
         os.ftruncate(self._descriptor, self.end)
+        self._lines: list[str] = []
         self._waiting = bytearray()
         self._full = False
 
     def add(self, line: str) -> None:
         """One more line; it never fails."""
-        self._waiting += line.encode()
-        if len(self._waiting) > _MOST and not self._full:
+        self._lines.append(line)
+        if len(self._lines) > _MOST and not self._full:
             self.flush()
 
     def flush(self) -> None:
@@ -56,6 +57,8 @@ class Trace:
         os.close(self._descriptor)
 
     def _hand_on(self) -> None:
+        self._waiting += "".join(self._lines).encode()
+        self._lines.clear()
         while self._waiting:
             written = os.pwrite(self._descriptor, self._waiting, self.end)
             self.end += written

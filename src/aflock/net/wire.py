@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from functools import lru_cache
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -126,7 +126,11 @@ def number(headers: Headers, name: str, default: int | None = None) -> int:
 
 def names(headers: Headers) -> tuple[str, ...]:
     """The names of the vectors in a body."""
-    text = headers.get(VECTORS, "")
+    return _listed(headers.get(VECTORS, ""))
+
+
+@lru_cache(64)
+def _listed(text: str) -> tuple[str, ...]:
     if not _NAMES.fullmatch(text):
         raise WireError(f"the header {VECTORS} is not a list of names")
     found = tuple(text.split(",")) if text else ()
@@ -143,8 +147,7 @@ def encoding(headers: Headers) -> str:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class JobHead:
+class JobHead(NamedTuple):
     """A job without its vectors."""
 
     job: int
@@ -181,8 +184,7 @@ class JobHead:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateHead:
+class UpdateHead(NamedTuple):
     """An update without its vectors."""
 
     version: int

@@ -479,12 +479,12 @@ class Coordinator:
 
     # -- state ------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> State:
+    def state_dict(self, *, detached: bool = True) -> State:
         """Everything: open jobs, idle pool, policy and its random stream, and the strategy's own state."""
         if not self._begun:
             raise OrderError("the coordinator has not been started; there is no state to save")
         head = {"selection": self.selection, "next": self._next, "now": self._now}
-        return {"coordinator": head, **self._at.state_dict(), "strategy": self.strategy.state_dict()}
+        return {"coordinator": head, **self._at.state_dict(), "strategy": self.strategy.state_dict(detached=detached)}
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state, all of it or nothing. Open jobs stay open: their clients may still answer."""

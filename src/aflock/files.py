@@ -8,16 +8,34 @@ import os
 from pathlib import Path
 from typing import Any
 
+_PIECE, _LARGE = 32 << 20, 4 << 20
 
-def write_whole(file: Path, content: str | bytes) -> None:
-    """Writes a file beside its place and moves it there; what cannot be finished leaves nothing."""
+
+def write_whole(file: Path, *content: str | bytes | memoryview) -> None:
+    """Writes a file, part after part, beside its place and moves it there; what cannot be finished leaves nothing."""
     temporary = file.with_name(f".{file.name}.tmp")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        with temporary.open("wb", buffering=0) as out:
+            for part in content:
+                write_through(out.fileno(), part.encode() if isinstance(part, str) else part)
         os.replace(temporary, file)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_through(descriptor: int, content: bytes | memoryview) -> None:
+    """Writes all of it; a large one goes to the disk piece by piece, and none of it stays in the system's memory.
+
+    Nobody is going to read it soon, and a system that has to find memory for it takes longer than the disk.
+    """
+    rest = memoryview(content).cast("B") if len(content) else memoryview(b"")
+    while rest:
+        written = os.write(descriptor, rest[:_PIECE])
+        rest = rest[written:]
+        if written >= _LARGE and hasattr(os, "posix_fadvise"):
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def locked(descriptor: int) -> bool:

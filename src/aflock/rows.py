@@ -144,8 +144,8 @@ class Rows(ABC):
     # -- state ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def state_dict(self) -> State:
-        """Everything, detached from what happens next."""
+    def state_dict(self, *, detached: bool = True) -> State:
+        """Everything; unless `detached` from what happens next, its arrays are the rows themselves."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
@@ -226,8 +226,8 @@ class DenseRows(Rows):
     def add_to(self, total: Accumulator, a: float, client: int) -> None:
         kernels.add(total, a, self._rows[client])
 
-    def state_dict(self) -> State:
-        rows = {str(client): row.copy() for client, row in self._rows.items()}
+    def state_dict(self, *, detached: bool = True) -> State:
+        rows = {str(client): row.copy() if detached else row for client, row in self._rows.items()}
         return {"kind": self.kind, "length": self.length, "rows": rows}
 
     def load_state_dict(self, state: State) -> None:
@@ -306,10 +306,10 @@ class DiskRows(DenseRows):
         self.store(client, other.row(client))
         other._pool.append(other._rows.pop(client))
 
-    def state_dict(self) -> State:
+    def state_dict(self, *, detached: bool = True) -> State:
         """As for dense rows, but the detached copy is on disk too."""
-        if not self._slots:
-            return {"kind": self.kind, "length": self.length, "rows": {}}
+        if not detached or not self._slots:
+            return super().state_dict(detached=False)
         super().require(len(self._slots))
         copy = DiskRows(self.length, folder=self.folder)
         copy.reserve(len(self))
@@ -384,9 +384,9 @@ class Int8Rows(Rows):
     def add_to(self, total: Accumulator, a: float, client: int) -> None:
         kernels.int8_add(total, a, *self._rows[client])
 
-    def state_dict(self) -> State:
-        levels = {str(client): q.copy() for client, (q, _) in self._rows.items()}
-        scales = {str(client): s.copy() for client, (_, s) in self._rows.items()}
+    def state_dict(self, *, detached: bool = True) -> State:
+        levels = {str(client): q.copy() if detached else q for client, (q, _) in self._rows.items()}
+        scales = {str(client): s.copy() if detached else s for client, (_, s) in self._rows.items()}
         state: State = {"kind": self.kind, "length": self.length, "levels": levels, "scales": scales}
         return state | {"seed": self._seed, "stores": self._stores}
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import StateError
+from .files import write_through
 from .types import State
 
 _CODES: dict[str, np.dtype[Any]] = {
@@ -46,11 +47,10 @@ def save(path: str | Path, state: State) -> None:
         raise StateError(f"the folder {target.parent} does not exist; make it before saving there")
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(struct.pack("<Q", len(header)) + header)
+        with os.fdopen(handle, "wb", buffering=0) as file:
+            write_through(file.fileno(), struct.pack("<Q", len(header)) + header)
             for array in arrays.values():
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            file.flush()
+                write_through(file.fileno(), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             os.fchmod(file.fileno(), 0o666 & ~_umask())  # mkstemp is stricter than the user asked for
             os.fsync(file.fileno())
         os.replace(name, target)

@@ -115,7 +115,8 @@ def _client(token: str, body: memoryview, until: Callable[[], bool]) -> Followin
         version = headers[b"aflock-version"].decode()
         head = (
             f"POST /v1/jobs/{job.decode()}/update?next=1 HTTP/1.1\r\n{to}Content-Length: {len(body)}\r\n"
-            f"Aflock-Version: {version}\r\nAflock-Steps: 1\r\nAflock-Examples: 1\r\nAflock-Vectors: delta\r\n\r\n"
+            f"Aflock-Version: {version}\r\nAflock-Steps: 1\r\nAflock-Examples: 1\r\nAflock-Vectors: delta\r\n"
+            f"Aflock-Have: {version}\r\n\r\n"
         )
         return [head.encode(), body]
 

@@ -7,10 +7,14 @@ slower than LEAST bytes per second, after GRACE seconds, loses the place (408): 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from .refusals import Refused, busy
 from .wire import Buffer
@@ -21,6 +25,11 @@ LEAST = 64 * 1024
 GRACE = 10.0
 PIECE = 128 * 1024
 """Bytes of an answer that are handed to the network at a time: what TLS is given, it keeps encrypted in memory."""
+LARGE = 1 << 20
+MOST_KEPT = 3
+"""Large bodies whose memory is used again: the system takes longer to find some than the network to fill it."""
+_OURS_ALONE = 3
+"""References to an array in a list that is being walked through, if nobody else has one."""
 PATIENCE = 30.0
 """Seconds a body may wait for its place."""
 
@@ -34,34 +43,54 @@ class Bodies:
 
     def __init__(self, room: int) -> None:
         self.room = room
+        self._large: list[npt.NDArray[np.uint8]] = []
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, length: int) -> None:
         """A place for a body; it is to be given back."""
-        if self.try_take(length):
+        turn = self.ask(length)
+        if turn is None:
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((length, turn))
         try:
             async with asyncio.timeout(PATIENCE):
                 await turn
         except BaseException as error:
-            if turn.done() and not turn.cancelled():
-                self.give_back(length)  # it came in the same moment
-            else:
-                with suppress(ValueError):  # passed over already
-                    self._waiting.remove((length, turn))
-                self.give_back(0)  # those behind it may fit
+            self.withdraw(length, turn)
             if isinstance(error, TimeoutError):
-                raise busy("busy", "too many updates are on their way; try again") from None
+                raise crowded() from None
             raise
 
-    def try_take(self, length: int) -> bool:
-        """A place for a body, if there is one now."""
-        if self._waiting or self.room < length:
-            return False
-        self.room -= length
-        return True
+    def has_room(self, length: int) -> bool:
+        """Whether there is a place now."""
+        return self.room >= length and not self._waiting
+
+    def ask(self, length: int) -> asyncio.Future[None] | None:
+        """A place for a body, now or when that is done."""
+        if self.has_room(length):
+            self.room -= length
+            return None
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((length, turn))
+        return turn
+
+    def withdraw(self, length: int, turn: asyncio.Future[None]) -> None:
+        """The place is not needed any more."""
+        if turn.done() and not turn.cancelled():
+            self.give_back(length)  # it came in the same moment
+        else:
+            with suppress(ValueError):  # passed over already
+                self._waiting.remove((length, turn))
+            self.give_back(0)  # those behind it may fit
+
+    def blank(self, length: int) -> memoryview:
+        """The memory for a body; a large one has that of an earlier one, which nobody sees any more."""
+        if length < LARGE:
+            return np.empty(length, np.uint8).data
+        for known in self._large:
+            if known.size == length and sys.getrefcount(known) == _OURS_ALONE:
+                return known.data
+        self._large = [*self._large, np.empty(length, np.uint8)][-MOST_KEPT:]
+        return self._large[-1].data
 
     def give_back(self, length: int) -> None:
         """The body has been dealt with."""
@@ -71,6 +100,11 @@ class Bodies:
             if not turn.done():
                 self.room -= needed
                 turn.set_result(None)
+
+
+def crowded() -> Refused:
+    """To somebody whose body found no place in time."""
+    return busy("busy", "too many updates are on their way; try again")
 
 
 def too_slow(filled: int, length: int) -> Refused:
@@ -83,15 +117,13 @@ def pieces(parts: Iterable[Buffer]) -> list[Buffer]:
     return [part[begin : begin + PIECE] for part in parts for begin in range(0, len(part), PIECE)]
 
 
-async def read(receive: Receive, length: int) -> bytearray:
-    """A body of exactly that many bytes."""
-    body = bytearray(length)
+async def read(receive: Receive, body: memoryview) -> None:
+    """A body of exactly as many bytes as there is room for."""
 
     def take(filled: int, chunk: bytes) -> None:
         body[filled : filled + len(chunk)] = chunk
 
-    await _read(receive, length, take)
-    return body
+    await _read(receive, len(body), take)
 
 
 async def skip(receive: Receive, length: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import AflockError
 from .federation import Head
-from .journal import JournalError, JournalFull, entry
+from .journal import Entry, JournalError, JournalFull, entry
 from .refusals import Refused, busy
 from .store import Store, encoded
 from .wire import Buffer
@@ -27,10 +27,10 @@ log = logging.getLogger("aflock.server")
 Done = Callable[[Any, Refused | None], None]
 """Is told what came of a record, or why nothing did."""
 
-Waiting = tuple[Head, Buffer, Done]
+Waiting = tuple[Entry, Head, Done]
 
-BATCH = 512
-"""Most records of one write."""
+BATCH, BATCH_BYTES = 512, 4 << 20
+"""Most records of one write, and bytes after which there are no more: large ones would wait for each other."""
 
 AT_ONCE = 16
 """Records that happen before others get a turn."""
@@ -81,7 +81,7 @@ class Commits:
             raise busy("stopping", "the server is stopping; try again")
         if self._bytes + len(body) > self._limit:
             raise busy("busy", "too many updates are on their way; try again")
-        self._queue.append((head, body, done))
+        self._queue.append((entry(encoded(head), body), head, done))
         self._bytes += len(body)
         self._wake.set()
 
@@ -96,7 +96,7 @@ class Commits:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                batch = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+                batch = self._next_batch()
                 try:
                     await self._write(batch)
                 except JournalFull as error:
@@ -104,13 +104,21 @@ class Commits:
                 except Exception as error:  # nobody but the journal knows any more what is true
                     self._give_up(batch, error)
 
+    def _next_batch(self) -> list[Waiting]:
+        batch: list[Waiting] = []
+        size = 0
+        while self._queue and len(batch) < BATCH and size < BATCH_BYTES:
+            batch.append(self._queue.popleft())
+            size += len(batch[-1][0].body)
+        return batch
+
     async def _write(self, batch: list[Waiting]) -> None:
         if self.failed is not None:
             raise self.failed
         if self._store.snapshot_due:
             await self._snapshot()
         begun = time.perf_counter()
-        await self._in_thread(self._store.write, [entry(encoded(head), body) for head, body, _ in batch])
+        await self._in_thread(self._store.write, [each for each, _, _ in batch])
         self.full = False
         self._durable += batch
         self._quiet.clear()
@@ -141,25 +149,31 @@ class Commits:
             self._quiet.set()
 
     def _settle(self, count: int) -> None:
+        """Lets some records happen, one after the other, and then tells their senders: one kind of work at a time."""
         if self.failed is not None:
             raise self.failed
-        for _ in range(count):
-            head, body, done = self._durable.popleft()
-            self._bytes -= len(body)
-            try:
-                result = self._store.apply(head, body)
-            except Refused as refusal:
-                done(None, refusal)
-            except BaseException:
-                done(None, _cannot_go_on())
-                raise
-            else:
-                done(result, None)
-        self._store.settle()
+        told: list[tuple[Done, Any, Refused | None]] = []
+        try:
+            for _ in range(count):
+                told.append(self._happen(*self._durable.popleft()))
+        finally:
+            self._store.settle()
+            for done, result, refusal in told:
+                done(result, refusal)
+
+    def _happen(self, written: Entry, head: Head, done: Done) -> tuple[Done, Any, Refused | None]:
+        self._bytes -= len(written.body)
+        try:
+            return done, self._store.apply(head, written.body), None
+        except Refused as refusal:
+            return done, None, refusal
+        except BaseException:
+            done(None, _cannot_go_on())
+            raise
 
     def _refuse(self, batch: Iterable[Waiting], refusal: Refused) -> None:
-        for _, body, done in batch:
-            self._bytes -= len(body)
+        for written, _, done in batch:
+            self._bytes -= len(written.body)
             done(None, refusal)
 
     def _give_up(self, batch: Iterable[Waiting], error: Exception) -> None:

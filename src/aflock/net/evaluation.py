@@ -59,10 +59,9 @@ class Evaluator:
                 log.warning("the federation cannot be ended now: %s", refusal)
 
     def _evaluate(self, model: Vector) -> Evaluation:
-        start = self._store.start
-        assert start.model is not None
-        assert start.dataset is not None
-        return start.model.evaluate(model, start.dataset.test_inputs, start.dataset.test_y)
+        assert self._store.judge is not None
+        judge, dataset = self._store.judge
+        return judge.evaluate(model, dataset.test_inputs, dataset.test_y)
 
     def _keep(self, version: int, model: Vector, found: Evaluation) -> None:
         about: dict[str, Any] = {"version": version, "accuracy": found.accuracy, "loss": found.loss}

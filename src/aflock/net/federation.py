@@ -120,7 +120,8 @@ class Federation:
             seed=p.seed,
             on_event=on_event,
         )
-        self.w0 = w0
+        self.length = int(w0.size)
+        self._w0: Vector | None = w0
         self.id = ""
         self.epoch = 0.0
         """When it began, in seconds since 1970: what its own time counts from."""
@@ -144,7 +145,7 @@ class Federation:
     @property
     def model(self) -> Vector:
         """The current model."""
-        return self.strategy.model if self.begun else self.w0
+        return self.strategy.model if self._w0 is None else self._w0
 
     @property
     def version(self) -> int:
@@ -205,7 +206,7 @@ class Federation:
             raise unusable(f"vectors are encoded as {head.encoding}; expected {self.p.encoding}")
         if head.vectors != names and sorted(head.vectors) != sorted(names):
             raise unusable(f"the update carries {', '.join(head.vectors) or 'nothing'}; expected {', '.join(names)}")
-        size = wire.size(head.encoding, self.w0.size) * len(names)
+        size = wire.size(head.encoding, self.length) * len(names)
         if length != size:
             raise unusable(f"the body has {length} bytes; expected {size}")
         if head.steps < 1 or head.examples < 1:
@@ -215,7 +216,7 @@ class Federation:
 
     def check_vectors(self, head: UpdateHead, body: Buffer) -> None:
         """Refuses vectors no rule can use."""
-        for name, vector in wire.split(body, head.vectors, head.encoding, self.w0.size).items():
+        for name, vector in wire.split(body, head.vectors, head.encoding, self.length).items():
             if not kernels.all_finite(vector):
                 raise unusable(f"the vector {name} holds numbers that are not finite")
             if self.p.max_norm is not None:
@@ -251,8 +252,9 @@ class Federation:
         for number, (name, generation) in enumerate(self.gathered.items()):
             self.seats[name] = Seat(name, number, generation)
         self.gathered.clear()
-        self.coordinator.start(self.w0, self.now)
-        self.begun = True
+        assert self._w0 is not None
+        self.coordinator.start(self._w0, self.now)
+        self.begun, self._w0 = True, None  # the rule has its own
 
     def _take_in(self, name: str, generation: int) -> None:
         self.coordinator.join(self._next, self.now)
@@ -279,7 +281,7 @@ class Federation:
             raise ended(self.ended)
         if seat is None or not self.holds(seat, head["j"]):
             raise unknown_job()
-        vectors = wire.split(body, head["n"], head["enc"], self.w0.size)
+        vectors = wire.split(body, head["n"], head["enc"], self.length)
         update = Update(seat.number, head["v"], vectors, head["s"], head["e"], head["j"])
         try:
             receipt = self.coordinator.push(update, self.now)
@@ -336,7 +338,7 @@ class Federation:
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> State:
-        """Everything needed to go on with the same bits."""
+        """Everything needed to go on with the same bits; its arrays are good until something happens."""
         state: State = {
             "federation": {
                 "id": self.id,
@@ -350,7 +352,7 @@ class Federation:
                 "next": self._next,
             }
         }
-        return state | ({"coordinator": self.coordinator.state_dict()} if self.begun else {})
+        return state | ({"coordinator": self.coordinator.state_dict(detached=False)} if self.begun else {})
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state."""
@@ -362,6 +364,7 @@ class Federation:
             raise StateError(f"the saved state of the federation is damaged ({error!r})") from None
         if saved["begun"]:
             self.coordinator.load_state_dict(state["coordinator"])
+            self._w0 = None
         self.id, self.epoch, self.now = saved["id"], saved["epoch"], saved["now"]
         self.begun, self.ended = saved["begun"], saved["ended"]
         self.gathered, self.seats, self.counts, self._next = dict(saved["gathered"]), seats, counts, saved["next"]

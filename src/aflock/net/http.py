@@ -24,8 +24,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from . import bodies
-from .bodies import GRACE, LEAST, PIECE
-from .intake import Arrival
+from .bodies import GRACE, LEAST, PATIENCE, PIECE
+from .intake import SHORT, Arrival
+from .refusals import Refused
 from .replies import Reply
 from .wire import Buffer
 
@@ -45,7 +46,7 @@ FAREWELL = 3.0
 Begin = Callable[[bytes, Sequence[tuple[bytes, bytes]], "str | None"], "Arrival | None"]
 """From the target and the headers of a request, and whom the other side's certificate names."""
 
-_INCOMING = memoryview(bytearray(256 * 1024))
+_INCOMING = memoryview(bytearray(SHORT))
 """What has come and is dealt with at once, of whatever connection."""
 
 
@@ -139,12 +140,17 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
         # -- what comes ---------------------------------------------------------------------------------------------
 
         def get_buffer(self, sizehint: int) -> memoryview:
-            return _INCOMING if self._arrival is None else self._arrival.space()
+            if self._arrival is None or self._arrival.turn is not None:
+                return _INCOMING
+            return self._arrival.space()
 
         def buffer_updated(self, nbytes: int) -> None:
             arrival = self._arrival
             if arrival is None:
                 self.data_received(_INCOMING[:nbytes])
+                return
+            if arrival.turn is not None:  # reading has been stopped; this was on its way
+                arrival.feed(_INCOMING[:nbytes])
                 return
             arrival.filled += nbytes
             if arrival.filled == arrival.length:
@@ -172,7 +178,7 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
             self._watch()
 
         def on_url(self, url: bytes) -> None:
-            super().on_url(url)
+            self.url += url
             if len(self.url) > URL_BYTES:
                 self._too_much()
                 self._check()
@@ -241,6 +247,29 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
             """The rest of the body is received where it belongs; what follows it is for a new parser."""
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            assert self._arrival is not None
+            if self._arrival.turn is None:
+                self._keep_pace()
+            else:
+                self.flow.pause_reading()
+                self._arrival.turn.add_done_callback(self._placed)
+                self._pace = self.loop.call_later(PATIENCE, self._wait_no_longer)
+
+        def _placed(self, turn: asyncio.Future[None]) -> None:
+            if self._arrival is not None and self._arrival.turn is turn:
+                self._stop_pace()
+                rest = self._arrival.place()
+                self.flow.resume_reading()
+                if self._arrival.filled < self._arrival.length:
+                    self._keep_pace()
+                else:
+                    self._arrived(self._arrival)
+                    self.data_received(rest)
+
+        def _wait_no_longer(self) -> None:
+            self._lose(bodies.crowded(), b"retry-after: 1\r\n")
+
+        def _keep_pace(self) -> None:
             self._begun = self.loop.time()
             self._pace = self.loop.call_later(GRACE, self._check_pace)
 
@@ -251,18 +280,25 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
             if due > self.loop.time():
                 self._pace = self.loop.call_at(due, self._check_pace)
                 return
-            self._arrival, self._pace = None, None
+            self._lose(bodies.too_slow(arrival.filled, arrival.length))
+
+        def _lose(self, why: Refused, more: bytes = b"") -> None:
+            arrival, self._arrival, self._pace = self._arrival, None, None
+            assert arrival is not None
             arrival.abandon()
             self._due.clear()
-            self._give_up(408, "slow", str(bodies.too_slow(arrival.filled, arrival.length)))
+            self._give_up(why.status, why.code, str(why), more)
 
         def _arrived(self, arrival: Arrival) -> None:
             self._in_body, self._ended, self._head_bytes = False, True, 0
             self._arrival = None
+            self._stop_pace()
+            arrival.finish(partial(self._reply, self.cycle))
+
+        def _stop_pace(self) -> None:
             if self._pace is not None:
                 self._pace.cancel()
                 self._pace = None
-            arrival.finish(partial(self._reply, self.cycle))
 
         def _reply(self, turn: RequestResponseCycle, reply: Reply) -> None:
             if turn.disconnected or self.transport.is_closing():
@@ -349,10 +385,10 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
 
         def _stop_timers(self) -> None:
             self._stop_stall()
-            for timer in (self._timer, self._pace):
-                if timer is not None:
-                    timer.cancel()
-            self._timer = self._pace = None
+            self._stop_pace()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
         def _silence(self) -> None:
             if not self._deaf and (self._due or (self._head_bytes and not self._in_body)):
@@ -378,8 +414,8 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
         def _answer(self, status: int, code: str, text: str, more: bytes) -> None:
             body = json.dumps({"error": text, "code": code}).encode()
             self.transport.write(
-                b"HTTP/1.1 %d %b\r\nconnection: close\r\ncontent-type: application/json\r\n" % (status, PHRASES[status])
-                + b"%bcontent-length: %d\r\n\r\n%b" % (more, len(body), body)
+                b"HTTP/1.1 %d %b\r\nconnection: close\r\n" % (status, PHRASES[status].encode())
+                + b"content-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b" % (more, len(body), body)
             )
             refused(code)
 
@@ -410,17 +446,15 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
     return Limited
 
 
-PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 def _head(reply: Reply, keep_alive: bool) -> bytes:
     """The first line and the headers of an answer."""
-    lines = [f"{name}: {value}\r\n" for name, value in reply.headers.items()]
-    if not keep_alive:
-        lines.append("connection: close\r\n")
-    length = sum(map(len, reply.parts))
-    first = b"HTTP/1.1 %d %b\r\n" % (reply.status, PHRASES[reply.status])
-    return first + f"content-type: {reply.kind}\r\ncontent-length: {length}\r\n{''.join(lines)}\r\n".encode("latin-1")
+    lines = "".join([f"{name}: {value}\r\n" for name, value in reply.headers.items()])
+    end = "" if keep_alive else "connection: close\r\n"
+    first = f"HTTP/1.1 {reply.status} {PHRASES[reply.status]}\r\ncontent-type: {reply.kind}\r\n"
+    return f"{first}content-length: {sum(map(len, reply.parts))}\r\n{lines}{end}\r\n".encode("latin-1", "replace")
 
 
 def _common_name(certificate: Any) -> str | None:

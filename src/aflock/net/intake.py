@@ -23,11 +23,14 @@ from .members import Member
 from .refusals import Refused, unknown_job
 from .replies import Replies, Reply
 from .request import Request
-from .wire import UpdateHead, WireError
+from .wire import Buffer, UpdateHead, WireError
 
 log = logging.getLogger("aflock.server")
 
 Send = Callable[[Reply], None]
+
+SHORT = 256 * 1024
+"""Most bytes that are read at a time."""
 
 _TARGET = re.compile(rb"/v1/jobs/([0-9]{1,18})/update(?:\?next=([01]))?")
 
@@ -90,12 +93,13 @@ class Intake:
         self._federation.check_head(seat, job, head, length)
         await self._bodies.take(length)
         try:
-            body = await request.body(length)
+            body = self._bodies.blank(length)
+            await request.read(body)
             return await self._taken(seat, job, head, body, request.option("next") == "1")
         finally:
             self._bodies.give_back(length)
 
-    async def _taken(self, seat: Seat, job: int, head: UpdateHead, body: bytearray, more: bool) -> Answer:
+    async def _taken(self, seat: Seat, job: int, head: UpdateHead, body: Buffer, more: bool) -> Answer:
         """What came of an update that is here."""
         self._federation.check_vectors(head, body)
         again = await self._same_again(seat.name, job)
@@ -140,12 +144,14 @@ class Intake:
             seat, job = self._federation.seat(member.name), int(target[1])
             head, length = UpdateHead.parse(headers), wire.number(headers, "content-length")
             self._federation.check_head(seat, job, head, length)
+            if length <= SHORT and not self._bodies.has_room(length):
+                return None  # all of it may be here already: there is nothing to hold back
             self._door.count(member.name)
         except (Refused, WireError):  # it is refused again, in the way that can say so
             return None
-        if not self._bodies.try_take(length):
-            return None
-        return Arrival(self, member, seat, job, head, length, target[2] == b"1", headers.get(wire.HAVE))
+        return Arrival(
+            self._bodies, self.take, member, seat, job, head, length, target[2] == b"1", headers.get(wire.HAVE)
+        )
 
     def take(self, arrival: Arrival, send: Send) -> None:
         """An update is here."""
@@ -173,7 +179,7 @@ class Intake:
             self._answer(a, send, answer, None)
 
     def _answer(self, a: Arrival, send: Send, answer: Answer | None, refused: Refused | None) -> None:
-        self.give_up(a)
+        a.abandon()
         if answer is not None:
             self._door.forgive(a.member.name)
             reply = self.replies.update(a.member.name, answer, a.have)
@@ -187,13 +193,9 @@ class Intake:
                       extra={"fields": {**fields, "status": reply.status}})  # fmt: skip
         send(reply)
 
-    def give_up(self, arrival: Arrival) -> None:
-        """The body is not needed any more."""
-        self._bodies.give_back(arrival.length)
-
     # -- both -------------------------------------------------------------------------------------------------------
 
-    def _put(self, seat: Seat, job: int, head: UpdateHead, body: bytearray, more: bool, done: Done) -> None:
+    def _put(self, seat: Seat, job: int, head: UpdateHead, body: Buffer, more: bool, done: Done) -> None:
         """Hands a checked update to the journal."""
         self._arriving[seat.name, job] = waiting = list[asyncio.Future[Answer]]()
         self._leases.end(seat.name)
@@ -217,13 +219,17 @@ class Intake:
 
 
 class Arrival:
-    """An update on the short way: whoever reads from the network fills its body."""
+    """An update on the short way: whoever reads from the network fills its body, once there is a place for it."""
 
-    __slots__ = ("_intake", "body", "filled", "have", "head", "job", "length", "member", "more", "seat")
+    __slots__ = (
+        "_bodies", "_early", "_take", "body", "filled", "have", "head",
+        "job", "length", "member", "more", "seat", "turn",
+    )  # fmt: skip
 
     def __init__(
         self,
-        intake: Intake,
+        bodies: Bodies,
+        take: Callable[[Arrival, Send], None],
         member: Member,
         seat: Seat,
         job: int,
@@ -232,27 +238,43 @@ class Arrival:
         more: bool,
         have: str | None,
     ) -> None:
-        self._intake, self.member, self.seat, self.job, self.head = intake, member, seat, job, head
-        self.length, self.more, self.have = length, more, have
-        self.body, self.filled = bytearray(length), 0
+        self._bodies, self._take, self.member, self.seat, self.job, self.head = bodies, take, member, seat, job, head
+        self.length, self.filled, self.more, self.have = length, 0, more, have
+        self.turn = bodies.ask(length)
+        """Done when there is a place; None if there was one at once."""
+        self.body = bodies.blank(length) if self.turn is None else memoryview(b"")
+        self._early = bytearray()
 
     def space(self) -> memoryview:
         """Where the next bytes go."""
-        return memoryview(self.body)[self.filled :]
+        return self.body[self.filled :]
 
-    def feed(self, chunk: bytes) -> None:
+    def feed(self, chunk: Buffer) -> None:
         """The next bytes."""
+        if self.turn is not None:
+            self._early += chunk
+            return
         end = self.filled + len(chunk)
         self.body[self.filled : end] = chunk
         self.filled = end
 
+    def place(self) -> bytearray:
+        """There is a place now; what has come beyond the body is returned."""
+        self.turn, self.body = None, self._bodies.blank(self.length)
+        early, self._early = self._early, bytearray()
+        self.feed(early[: self.length])
+        return early[self.length :]
+
     def finish(self, send: Send) -> None:
         """All of it is here; `send` is called with the answer, once."""
-        self._intake.take(self, send)
+        self._take(self, send)
 
     def abandon(self) -> None:
-        """The rest will not come."""
-        self._intake.give_up(self)
+        """The body is not needed any more."""
+        if self.turn is None:
+            self._bodies.give_back(self.length)
+        else:
+            self._bodies.withdraw(self.length, self.turn)
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer | None, refusal: Refused | None) -> None:

@@ -48,11 +48,14 @@ _FRAME_BYTES = _FRAME.size + _SEAL_BYTES
 _MARK_BYTES = 8
 _IOV_MAX = 1024
 _SCAN_BYTES = 1 << 20
+_PAGE_BYTES = 1 << 16  # the largest there are
+_LET_GO_BYTES = 1 << 20
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OUT_OF_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # many connections at once; they pass
 
 _datasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # not every system has the cheaper one
+_advise: Callable[[int, int, int, int], None] | None = getattr(os, "posix_fadvise", None)  # nor that
 
 
 class JournalError(AflockError):
@@ -354,6 +357,7 @@ class _Segment:
         self.path, self.first, self.mark = path, first, mark
         self.next, self.end = first, _SEGMENT_BYTES
         self._descriptor = descriptor
+        self._kept = 0  # pages before that are not kept in memory
         self._size = os.fstat(descriptor).st_size
 
     @classmethod
@@ -411,6 +415,14 @@ class _Segment:
 
     def sync(self) -> None:
         _datasync(self._descriptor)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Nobody reads a journal before the next start: its pages are of more use to the next batch."""
+        whole = self.end - self.end % _PAGE_BYTES  # the last page is written to again
+        if _advise is not None and whole - self._kept >= _LET_GO_BYTES:
+            _advise(self._descriptor, self._kept, whole - self._kept, os.POSIX_FADV_DONTNEED)
+            self._kept = whole
 
     def close(self) -> None:
         os.close(self._descriptor)

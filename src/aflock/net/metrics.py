@@ -59,7 +59,7 @@ def status(store: Store, meter: Meter, *, full: bool) -> dict[str, Any]:
         "state": federation.state,
         "ended": federation.ended,
         "strategy": federation.settings.section("strategy").name,
-        "weights": int(federation.w0.size),
+        "weights": federation.length,
         "version": federation.version,
         "updates": counts.updates,
         "applied": counts.applied,

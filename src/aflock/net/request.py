@@ -63,12 +63,11 @@ class Request:
         except ValueError:
             raise Refused(400, "malformed", "the query cannot be read") from None
 
-    async def body(self, length: int) -> bytearray:
+    async def read(self, body: memoryview) -> None:
         """All of it."""
         self.unread, self.torn = False, True
-        body = await bodies.read(self.receive, length)
+        await bodies.read(self.receive, body)
         self.torn = False
-        return body
 
     async def skip(self, length: int) -> None:
         """Reads it to its end, for nobody: whoever is still sending would not see an answer."""

@@ -61,7 +61,7 @@ def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str
         certificates = tls.prepare(folder, hosts, certificate=options.certificate, key=options.key)
     context = tls.server_context(certificates, options.client_ca) if certificates else None
     if not store.federation.begun:
-        room.for_all(settings, store.start.w0.size)
+        room.for_all(settings, store.federation.length)
     warm.up(settings)
     listening = _listen(server.host, server.port)
     url = f"{'https' if secure else 'http'}://{_shown(server.host)}:{listening.getsockname()[1]}"
@@ -153,7 +153,7 @@ async def _stop_on_failure(service: Service, stop: Callable[[], None]) -> None:
 
 def _greeting(store: Store, url: str, folder: Path, certificates: tls.Certificates | None) -> Iterator[str]:
     federation = store.federation
-    yield f"aflock serves {federation.settings.section('strategy').name}, {federation.w0.size:,} weights, at {url}"
+    yield f"aflock serves {federation.settings.section('strategy').name}, {federation.length:,} weights, at {url}"
     if certificates:
         yield f"certificate, sha256: {tls.fingerprint(certificates.certificate.read_bytes())}"
         if certificates.ca:

@@ -51,7 +51,7 @@ class Service:
         self.meter = Meter()
         self._door = Door(members, rate=server.rate, strikes=federation.strikes)
         self._open_status = server.status == "open"
-        largest = 4 * store.start.w0.size * max(1, len(self.federation.strategy.needs)) + 64
+        largest = 4 * self.federation.length * max(1, len(self.federation.strategy.needs)) + 64
         bytes_at_a_time = max(3 * largest, min(_ROOM, 1024 * largest))
         self._commits = Commits(store, waiting=bytes_at_a_time, on_write=self._after_write, on_settled=self._after_some)
         self.leases = Leases(self._expire, server.lease)
@@ -206,7 +206,7 @@ class Service:
                 "strategy": federation.settings.section("strategy").name,
                 "needs": list(federation.strategy.needs),
                 "changes": list(federation.strategy.changes),
-                "length": int(federation.w0.size),
+                "length": federation.length,
                 "encoding": p.encoding,
                 "version": federation.version,
                 "local": self._advice,

@@ -137,11 +137,10 @@ port = 8443
 
 @dataclass(frozen=True)
 class Start:
-    """What a federation begins with; model and data only where the server knows them."""
+    """What a federation begins with; what its model can be judged by only where the server knows that."""
 
     w0: Vector
-    model: Model | None
-    dataset: Dataset | None
+    judge: tuple[Model, Dataset] | None
 
 
 @dataclass(frozen=True)
@@ -204,8 +203,8 @@ class Settings:
         """The initial model, the same at every start."""
         model: Named = self.section("model")
         if model.name == "vector":
-            return Start(weights.initial(model.params["length"], model.params["file"]), None, None)
+            return Start(weights.initial(model.params["length"], model.params["file"]), None)
         source, seed = self.section("data"), self.section("federation").seed
         dataset = data.load(source.name, seed=seed, **source.params)
         made = models.create(model.name, dataset, **model.params)
-        return Start(made.init(rng.stream(seed, "model")), made, dataset)
+        return Start(made.init(rng.stream(seed, "model")), (made, dataset))

@@ -26,7 +26,7 @@ from .. import config, state
 from ..errors import StateError
 from ..events import Event
 from ..files import write_whole
-from ..types import State
+from ..types import State, Vector
 from . import weights
 from .federation import Federation, Head
 from .journal import Entry, Journal, entry
@@ -40,6 +40,8 @@ log = logging.getLogger("aflock.server")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 MEGABYTE = 1 << 20
+OUTGROWN = 4
+"""How many times as large as a snapshot the journal grows before the next one."""
 
 
 class Store:
@@ -51,14 +53,17 @@ class Store:
         self._server = settings.section("server")
         self._since = 0
         """Bytes of journal since the last snapshot."""
+        self._state_bytes = 0
+        """Of the last snapshot."""
         self.journal = Journal(folder / "journal")  # from here on the folder is this server's alone
         self._trace: Trace | None = None
         try:
             self._check_settings()
             self._clean_up()
-            self.start = settings.start()
-            self.federation = Federation(settings, self.start.w0, self._on_event)
-            self.recovered = self._recover()
+            start = settings.start()
+            self.judge = start.judge
+            self.federation = Federation(settings, start.w0, self._on_event)
+            self.recovered = self._recover(start.w0)
         except BaseException:
             self.close()
             raise
@@ -87,10 +92,10 @@ class Store:
         for leftover in self.folder.glob(".snapshot-*"):
             leftover.unlink()
 
-    def _recover(self) -> int:
+    def _recover(self, w0: Vector) -> int:
         """The newest snapshot and the journal from there on; how many records that were."""
         damaged: list[Path] = []
-        seq, length = self._load_newest(damaged)
+        seq, length = self._load_newest(w0, damaged)
         records = self.journal.recover(after=seq)
         first = list(islice(records, 1))  # without the records after the snapshot, nothing is touched
         self._trace = Trace(self.folder / "trace.jsonl", length)
@@ -105,7 +110,7 @@ class Store:
         self._trace.flush()
         return count
 
-    def _load_newest(self, damaged: list[Path]) -> tuple[int, int]:
+    def _load_newest(self, w0: Vector, damaged: list[Path]) -> tuple[int, int]:
         """The record of the newest snapshot that can be read, and how long the trace was then."""
         for file in snapshots(self.folder):
             try:
@@ -114,8 +119,9 @@ class Store:
             except StateError as error:
                 log.warning("%s cannot be used, taking an older one: %s", file.name, error)
                 damaged.append(file)
-                self.federation = Federation(self.settings, self.start.w0, self._on_event)
+                self.federation = Federation(self.settings, w0, self._on_event)
                 continue
+            self._state_bytes = file.stat().st_size
             return int(saved["seq"]), int(saved["trace"])
         return 0, 0
 
@@ -151,8 +157,8 @@ class Store:
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether the journal has grown enough."""
-        return bool(self._since >= self._server.snapshot * MEGABYTE)
+        """Whether the journal has grown enough: a large state is not written over and over."""
+        return bool(self._since >= max(self._server.snapshot * MEGABYTE, OUTGROWN * self._state_bytes))
 
     def snapshot(self) -> None:
         """Saves everything, then lets go of what is older than the snapshots that are kept."""
@@ -165,6 +171,7 @@ class Store:
         file = self.folder / f"snapshot-{seq:016d}.safetensors"
         state.save(file, saved)
         file.chmod(0o600)
+        self._state_bytes = file.stat().st_size
         self.export(self.folder / "model.safetensors")
         kept = snapshots(self.folder)
         for old in kept[self._server.snapshots :]:

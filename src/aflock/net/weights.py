@@ -54,4 +54,4 @@ def save(file: Path, vector: Vector, **about: Any) -> None:
     entry = {"dtype": "F32", "shape": [int(vector.size)], "data_offsets": [0, int(vector.nbytes)]}
     header = json.dumps({"__metadata__": {key: str(value) for key, value in about.items()}, "weights": entry}).encode()
     header += b" " * (-len(header) % 8)
-    write_whole(file, struct.pack("<Q", len(header)) + header + vector.astype("<f4").tobytes())
+    write_whole(file, struct.pack("<Q", len(header)) + header, np.ascontiguousarray(vector, "<f4").view(np.uint8).data)

@@ -290,18 +290,21 @@ class Strategy(ABC):
 
     # -- state ------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> State:
-        """Everything needed to go on with the same bits: model, version, clients, buffers, rows, random streams."""
+    def state_dict(self, *, detached: bool = True) -> State:
+        """Everything needed to go on with the same bits: model, version, clients, buffers, rows, random streams.
+
+        Unless it is to be `detached`, its arrays are the rule's own: good until the next arrival, and no second copy.
+        """
         self._require_open()
         state: State = {"strategy": self.name, "params": asdict(self.p), "seed": self.seed, "version": self.version}
         state["started"] = self.started
         state |= {
-            "w": self.w.copy(),
-            "low": self.low.copy(),
+            "w": saved(self.w, detached),
+            "low": saved(self.low, detached),
             "clients": _ids(self.clients),
             "awaited": _ids(self.awaited),
         }
-        return state | {"keeps": {name: saved(getattr(self, name)) for name in self.keeps}}
+        return state | {"keeps": {name: saved(getattr(self, name), detached) for name in self.keeps}}
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state, all of it or (if it does not fit) nothing."""

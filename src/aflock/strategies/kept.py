@@ -11,14 +11,14 @@ from ..errors import StateError
 from ..rows import Rows
 
 
-def saved(value: Any) -> Any:
+def saved(value: Any, detached: bool) -> Any:
     """A kept attribute as arrays and JSON values; a number per client keeps the order of the clients."""
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return value.copy() if detached else value
     if isinstance(value, np.random.Generator):
         return rng.get_state(value)
     if isinstance(value, Rows):
-        return value.state_dict()
+        return value.state_dict(detached=detached)
     if isinstance(value, dict):
         return {"ids": np.array(list(value), np.int64), "values": np.array(list(value.values()))}
     return value

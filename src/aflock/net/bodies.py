@@ -26,7 +26,7 @@ GRACE = 10.0
 PIECE = 128 * 1024
 """Bytes of an answer that are handed to the network at a time: what TLS is given, it keeps encrypted in memory."""
 LARGE = 1 << 20
-MOST_KEPT = 3
+MOST_KEPT = 2
 """Large bodies whose memory is used again: the system takes longer to find some than the network to fill it."""
 _OURS_ALONE = 3
 """References to an array in a list that is being walked through, if nobody else has one."""

@@ -35,8 +35,8 @@ log = logging.getLogger("aflock.server")
 
 _JOB_PATH = re.compile(r"/v1/jobs/([0-9]{1,18})/(update|heartbeat|decline)", re.ASCII)
 _LONGEST_WAIT = 60.0
-_ROOM = 64 << 20
-"""Bytes of bodies that may be in memory where an update is small; else three updates."""
+_ROOM = 8 << 20
+"""Bytes of bodies that may be in memory where updates are small; else two of them, beside a model being sent."""
 _PROBE = 1 << 20
 """Bytes that must fit on a disk that was full before it counts as having room again."""
 
@@ -52,7 +52,7 @@ class Service:
         self._door = Door(members, rate=server.rate, strikes=federation.strikes)
         self._open_status = server.status == "open"
         largest = 4 * self.federation.length * max(1, len(self.federation.strategy.needs)) + 64
-        bytes_at_a_time = max(3 * largest, min(_ROOM, 1024 * largest))
+        bytes_at_a_time = max(2 * largest, min(_ROOM, 1024 * largest))
         self._commits = Commits(store, waiting=bytes_at_a_time, on_write=self._after_write, on_settled=self._after_some)
         self.leases = Leases(self._expire, server.lease)
         self.intake = Intake(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 from pathlib import Path
+
+_M_MMAP_THRESHOLD = -3
 
 
 def available() -> int:
@@ -49,3 +53,12 @@ def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return 0
+
+
+def return_large_blocks() -> None:
+    """Asks the C library to give a block of more than a megabyte back to the system as soon as it is free.
+
+    glibc else keeps up to twice the largest block that was ever freed, 64 MB at most, in case it is needed again.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)

@@ -2,15 +2,18 @@
 
 A body takes its place before its first byte is read; what has none waits in the network's own buffers. Whoever is
 slower than LEAST bytes per second, after GRACE seconds, loses the place (408): a slow client cannot block the others.
+A model that is being sent and has become an old one takes a place, too; but there is always one for a body.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -39,10 +42,10 @@ class Gone(Exception):
 
 
 class Bodies:
-    """Room for so many bytes of bodies at a time; who waits is served in turn."""
+    """Room for so many bytes at a time; who waits is served in turn."""
 
     def __init__(self, room: int) -> None:
-        self.room = room
+        self.room, self._placed = room, 0
         self._large: list[npt.NDArray[np.uint8]] = []
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -62,12 +65,15 @@ class Bodies:
 
     def has_room(self, length: int) -> bool:
         """Whether there is a place now."""
-        return self.room >= length and not self._waiting
+        return not self._waiting and self._fits(length)
+
+    def _fits(self, length: int) -> bool:
+        return self.room >= length or not self._placed
 
     def ask(self, length: int) -> asyncio.Future[None] | None:
         """A place for a body, now or when that is done."""
         if self.has_room(length):
-            self.room -= length
+            self._place(length)
             return None
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((length, turn))
@@ -80,7 +86,7 @@ class Bodies:
         else:
             with suppress(ValueError):  # passed over already
                 self._waiting.remove((length, turn))
-            self.give_back(0)  # those behind it may fit
+            self._serve()  # those behind it may fit
 
     def blank(self, length: int) -> memoryview:
         """The memory for a body; a large one has that of an earlier one, which nobody sees any more."""
@@ -89,16 +95,33 @@ class Bodies:
         for known in self._large:
             if known.size == length and sys.getrefcount(known) == _OURS_ALONE:
                 return known.data
-        self._large = [*self._large, np.empty(length, np.uint8)][-MOST_KEPT:]
-        return self._large[-1].data
+        fresh = np.frombuffer(mmap(-1, length), np.uint8)  # apart from the heap, which would not shrink again
+        self._large = [*self._large, fresh][-MOST_KEPT:]
+        return fresh.data
 
     def give_back(self, length: int) -> None:
         """The body has been dealt with."""
+        self._placed -= 1
+        self._free(length)
+
+    def lend(self, model: memoryview) -> None:
+        """A place for an old model, until nobody sends it any more."""
+        self.room -= model.nbytes
+        weakref.finalize(model.obj, self._free, model.nbytes)
+
+    def _place(self, length: int) -> None:
+        self.room -= length
+        self._placed += 1
+
+    def _free(self, length: int) -> None:
         self.room += length
-        while self._waiting and self.room >= self._waiting[0][0]:
-            needed, turn = self._waiting.popleft()
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            length, turn = self._waiting.popleft()
             if not turn.done():
-                self.room -= needed
+                self._place(length)
                 turn.set_result(None)
 
 

@@ -96,13 +96,15 @@ class Commits:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                batch = self._next_batch()
-                try:
-                    await self._write(batch)
-                except JournalFull as error:
-                    self._refuse_for_now(batch, error)
-                except Exception as error:  # nobody but the journal knows any more what is true
-                    self._give_up(batch, error)
+                await self._write_some(self._next_batch())  # no name here keeps it alive
+
+    async def _write_some(self, batch: list[Waiting]) -> None:
+        try:
+            await self._write(batch)
+        except JournalFull as error:
+            self._refuse_for_now(batch, error)
+        except Exception as error:  # nobody but the journal knows any more what is true
+            self._give_up(batch, error)
 
     def _next_batch(self) -> list[Waiting]:
         batch: list[Waiting] = []

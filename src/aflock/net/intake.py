@@ -29,7 +29,7 @@ log = logging.getLogger("aflock.server")
 
 Send = Callable[[Reply], None]
 
-SHORT = 256 * 1024
+SHORT = 64 * 1024
 """Most bytes that are read at a time."""
 
 _TARGET = re.compile(rb"/v1/jobs/([0-9]{1,18})/update(?:\?next=([01]))?")
@@ -54,7 +54,7 @@ class Intake:
         self._federation, self._commits, self._leases, self._door = federation, commits, leases, door
         self.largest, self._admit, self._refused = largest, admit, refused
         self._bodies = Bodies(room)
-        self.replies = Replies(federation, leases)
+        self.replies = Replies(federation, leases, self._bodies)
         self._arriving: dict[tuple[str, int], list[asyncio.Future[Answer]]] = {}
         """Those that are being written, and who has sent the same again."""
         self._tasks: set[asyncio.Task[None]] = set()

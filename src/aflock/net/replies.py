@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from . import wire
+from .bodies import Bodies
 from .federation import Answer, Federation, Given
 from .leases import Leases
 from .refusals import Refused
@@ -19,7 +20,7 @@ class Reply(NamedTuple):
 
     status: int
     kind: str
-    parts: list[Buffer]
+    parts: Sequence[Buffer]
     headers: Mapping[str, str]
 
 
@@ -34,33 +35,33 @@ def refusal(refused: Refused) -> Reply:
 class Replies:
     """Jobs and receipts; the lease of a job begins when its answer is made."""
 
-    def __init__(self, federation: Federation, leases: Leases) -> None:
-        self._federation, self._leases = federation, leases
+    def __init__(self, federation: Federation, leases: Leases, bodies: Bodies) -> None:
+        self._federation, self._leases, self._bodies = federation, leases, bodies
         self._encoding: str = federation.p.encoding
-        self._made: tuple[object, int, tuple[str, ...], list[Buffer]] = (None, -1, (), [])
+        self._made: tuple[object, int, tuple[str, ...], list[memoryview]] = (None, -1, (), [])
 
     def job(self, name: str, given: Given, have: str | None) -> Reply:
         """A job; without its body if the client has that version of the model (`have`) and there is nothing else."""
         job = given.job
         self._leases.begin(name, given.id)
         if have is not None and have == str(job.version) and not job.first and not job.extras:
-            head, parts = self._head(given, ()), list[Buffer]()
-        else:
-            names, parts = self._vectors(given)
-            head = self._head(given, names)
+            return self._job(given, (), [])
+        return self._job(given, *self._vectors(given))
+
+    def _job(self, given: Given, names: tuple[str, ...], parts: Sequence[Buffer]) -> Reply:
+        job = given.job
+        head = wire.JobHead(given.id, job.version, given.number, job.first, names, self._encoding, given.staleness)
         return Reply(200, "application/octet-stream", parts, head.headers())
 
-    def _head(self, given: Given, names: tuple[str, ...]) -> wire.JobHead:
-        job = given.job
-        return wire.JobHead(given.id, job.version, given.number, job.first, names, self._encoding, given.staleness)
-
-    def _vectors(self, given: Given) -> tuple[tuple[str, ...], list[Buffer]]:
+    def _vectors(self, given: Given) -> tuple[tuple[str, ...], Sequence[Buffer]]:
         job, encoding = given.job, self._encoding
         if self._made[0] is job.extras and self._made[1] == job.version and not job.first:
             return self._made[2], self._made[3]
         vectors = {"model": job.model, **job.extras}
-        parts: list[Buffer] = [wire.encode(wire.bounded(vector, encoding), encoding) for vector in vectors.values()]
+        parts = [wire.encode(wire.bounded(vector, encoding), encoding) for vector in vectors.values()]
         if not job.first:
+            for old in self._made[3]:
+                self._bodies.lend(old)
             self._made = (job.extras, job.version, tuple(vectors), parts)
         return tuple(vectors), parts
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import threads
+from .. import memory, threads
 from ..errors import AflockError, InputError
 from ..files import write_whole
 from . import room, tls, warm
@@ -69,6 +69,7 @@ def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str
     write_whole(folder / ADDRESS, json.dumps(known))
     for line in _greeting(store, url, folder, certificates):
         say(line)
+    memory.return_large_blocks()
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     _allow_files(2 * server.connections + 256)  # those too many are told so
     with threads.one_thread(), contextlib.closing(listening):

@@ -36,7 +36,7 @@ log = logging.getLogger("aflock.server")
 _JOB_PATH = re.compile(r"/v1/jobs/([0-9]{1,18})/(update|heartbeat|decline)", re.ASCII)
 _LONGEST_WAIT = 60.0
 _ROOM = 8 << 20
-"""Bytes of bodies that may be in memory where updates are small; else two of them, beside a model being sent."""
+"""Bytes of bodies that may be in memory where updates are small; else two of them, and an old model being sent."""
 _PROBE = 1 << 20
 """Bytes that must fit on a disk that was full before it counts as having room again."""
 

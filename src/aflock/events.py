@@ -28,16 +28,17 @@ class Event(NamedTuple):
 
     def text(self) -> str:
         """The line of a trace as text; the frequent ones several times as fast as through `json`."""
-        if self.kind == "pull" and not self.first:
+        kind, time, server, client, version, job, steps, examples, staleness, outcome, reason, first = self
+        if kind == "pull" and not first:
             return (
-                f'{{"kind": "pull", "time": {self.time!r}, "server": {self.server}, "client": {self.client}, '
-                f'"version": {self.version}, "job": {self.job}}}\n'
+                f'{{"kind": "pull", "time": {time!r}, "server": {server}, "client": {client}, '
+                f'"version": {version}, "job": {job}}}\n'
             )
-        if self.kind == "arrival" and not self.first and not self.reason:
+        if kind == "arrival" and not first and not reason:
             return (
-                f'{{"kind": "arrival", "time": {self.time!r}, "server": {self.server}, "client": {self.client}, '
-                f'"version": {self.version}, "job": {self.job}, "steps": {self.steps}, "examples": {self.examples}, '
-                f'"staleness": {self.staleness}, "outcome": "{self.outcome}"}}\n'
+                f'{{"kind": "arrival", "time": {time!r}, "server": {server}, "client": {client}, '
+                f'"version": {version}, "job": {job}, "steps": {steps}, "examples": {examples}, '
+                f'"staleness": {staleness}, "outcome": "{outcome}"}}\n'
             )
         return json.dumps(self.line()) + "\n"
 

@@ -831,6 +831,9 @@ def test_certificates_on_both_sides(tmp_path: Path) -> None:
     with running_with_client_ca(folder) as server:
         with Peer(server, alice.token, context=shown) as peer:
             assert peer.hello()["name"] == "alice"
+        trust = ["--token-file", "alice.token", "--certificate", "alice.pem", "--key", "alice.key"]
+        assert _aflock("status", server.url, "--json", *trust, cwd=tmp_path)[0] == 0
+        assert _aflock("status", server.url, "--json", *trust[:2], cwd=tmp_path)[0] == 1
         with Peer(server, bob, context=shown) as peer:  # bob's token does not help who has alice's certificate
             assert refusal(peer.request("POST", "/v1/hello")) == (401, "token")
         trusting = tls.client_context(alice.ca)

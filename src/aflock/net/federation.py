@@ -111,7 +111,7 @@ class Federation:
 
     def __init__(self, settings: Settings, w0: Vector, on_event: Callable[[Event], None] | None = None) -> None:
         p: FederationParams = settings.section("federation")
-        self.settings, self.p = settings, p
+        self.settings, self.p, self._budget = settings, p, settings.section("budget")
         self.strategy = settings.strategy()
         self.coordinator = Coordinator(
             self.strategy,
@@ -294,11 +294,12 @@ class Federation:
         seat.answered, seat.receipt, seat.version = head["j"], receipt, self.version
         version = self.version
         self._end_when_spent()
-        given = self._give(seat) if head.get("next") and self.can_pull(seat.name) else None
+        more = head.get("next") and not self.ended and self.coordinator.can_pull(seat.number)
+        given = self._give(seat) if more else None
         return Answer(receipt, version, given)
 
     def _end_when_spent(self) -> None:
-        budget = self.settings.section("budget")
+        budget = self._budget
         if budget.versions is not None and self.version >= budget.versions:
             self._end(f"{budget.versions} server steps are done")
         elif budget.uploads is not None and self.counts.updates >= budget.uploads:

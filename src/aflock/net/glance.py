@@ -23,6 +23,8 @@ def status(
     token: str | None = None,
     ca: str | Path | None = None,
     fingerprint: str | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
     insecure: bool = False,
     timeout: float = 10.0,
 ) -> dict[str, Any]:
@@ -30,28 +32,30 @@ def status(
 
     `verified` says whether the server has proved who it is: by an authority (`ca`, or one the system trusts), or by the
     `fingerprint` of its certificate. Without any of them it is asked all the same, unless there is a token to lose.
-    `certificate` is the SHA-256 of the one it showed; `aflock serve` prints the same. `insecure` says that a token may
-    go to another machine over plain http.
+    In what comes back, `certificate` is the SHA-256 of the one it showed; `aflock serve` prints the same. To a server
+    that asks for one (mTLS), show `certificate` and its `key`. `insecure` says that a token may go to another machine
+    over plain http.
     """
     where = address(url, insecure=insecure, secret=token is not None)
     look = partial(_look, where, token, timeout)
+    own = {name: Path(file) for name, file in (("certificate", certificate), ("key", key)) if file is not None}
     if where.scheme == "http":
         return {**look(None), "verified": False}
     if ca is None and fingerprint is not None:
-        return {**look(_trusting(), fingerprint), "verified": True}
+        return {**look(_trusting(own), fingerprint), "verified": True}
     try:
-        return {**look(tls.client_context(pem_text(ca)), fingerprint), "verified": True}
+        return {**look(tls.client_context(pem_text(ca), **own), fingerprint), "verified": True}
     except ssl.SSLCertVerificationError as error:
         if ca is not None:
             raise Untrusted(f"the certificate of {where.netloc} is not of that authority ({error.reason})") from None
         if token is not None:
             raise Untrusted(f"{where.netloc} gets no token: its certificate is not verified; give its ca") from None
-    return {**look(_trusting()), "verified": False}
+    return {**look(_trusting(own)), "verified": False}
 
 
-def _trusting() -> ssl.SSLContext:
+def _trusting(own: dict[str, Any]) -> ssl.SSLContext:
     """Takes any certificate: for looking at it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = tls.client_context(None, **own)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 

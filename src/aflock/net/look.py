@@ -19,12 +19,12 @@ PAUSE = 2.0
 """Seconds between two looks."""
 
 
-def show(where: str, *, token_file: str | None, ca: str | None, insecure: bool, as_json: bool, once: bool) -> int:
-    """Prints a status: once, or again and again until Ctrl-C."""
+def show(where: str, *, token_file: str | None, ca: str | None, as_json: bool, once: bool, **trust: Any) -> int:
+    """Prints a status: once, or again and again until Ctrl-C; `trust`: certificate, key and insecure of `status`."""
     need("aiohttp", extra="net", what="a look at a server")
     token, found_ca = _token(token_file)
     url, ca = _place(where, ca or found_ca)
-    look = partial(_get, url, token, ca, insecure)
+    look = partial(_get, url, token, {"ca": ca, **trust})
     found = look()
     if found["certificate"] and not found["verified"]:
         sys.stderr.write(
@@ -63,12 +63,12 @@ def _place(where: str, ca: str | None) -> tuple[str, str | None]:
     return address(folder), ca or (str(own) if has_own_authority(folder) and own.is_file() else None)
 
 
-def _get(url: str, token: str | None, ca: str | None, insecure: bool) -> dict[str, Any]:
+def _get(url: str, token: str | None, trust: dict[str, Any]) -> dict[str, Any]:
     from .glance import status
     from .refusals import Refused
 
     try:
-        return status(url, token=token, ca=ca, insecure=insecure)
+        return status(url, token=token, **trust)
     except Refused as refusal:
         if refusal.status != 401 or token is not None:
             raise

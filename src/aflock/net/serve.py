@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import json
 import logging
@@ -70,6 +71,7 @@ def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str
     for line in _greeting(store, url, folder, certificates):
         say(line)
     memory.return_large_blocks()
+    gc.freeze()  # what is there now stays
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     _allow_files(2 * server.connections + 256)  # those too many are told so
     with threads.one_thread(), contextlib.closing(listening):

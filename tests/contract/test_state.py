@@ -16,6 +16,7 @@ from hypothesis import strategies as some
 
 from aflock import state, strategies
 from aflock.errors import StateError
+from aflock.rows import DenseRows
 
 from .cases import Arrivals, Case, all_cases, start
 from .continuation import digest
@@ -89,6 +90,24 @@ def test_a_state_is_detached_from_the_run(case: Case) -> None:
     assert digest(s.state_dict()) == before
     arrivals.feed(s, 20, 60)
     assert digest(s.state_dict()) == after
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_a_state_that_is_not_detached_says_the_same_without_a_copy(case: Case) -> None:
+    s = case.create()
+    start(s)
+    Arrivals(1).feed(s, 0, 20)
+    attached = s.state_dict(detached=False)
+    assert digest(attached) == digest(s.state_dict())
+    assert np.shares_memory(attached["w"], s.w)
+    assert np.shares_memory(attached["low"], s.low)
+    for name in s.keeps:
+        own = getattr(s, name)
+        if isinstance(own, np.ndarray):
+            assert np.shares_memory(attached["keeps"][name], own)
+        elif isinstance(own, DenseRows) and len(own):
+            client = next(iter(own))
+            assert np.shares_memory(attached["keeps"][name]["rows"][str(client)], own.row(client))
 
 
 @pytest.mark.parametrize("case", [c for c in all_cases() if c.create().first], ids=str)

@@ -300,6 +300,15 @@ def test_time_never_runs_backwards(jump: float, tmp_path: Path, monkeypatch: pyt
     assert replay(folder / "trace.jsonl")["agrees"]
 
 
+@pytest.mark.parametrize("names", [["gradient"], ["delta", "control"]])
+def test_the_head_of_an_update_is_what_json_would_write(names: list[str]) -> None:
+    head = {
+        "k": "update", "t": 1234.5678901234567, "name": "al-1_c", "j": 12, "v": 3, "s": 4, "e": 5,
+        "n": names, "enc": "float32", "next": 1,
+    }  # fmt: skip
+    assert encoded(head) == json.dumps(head, separators=(",", ":")).encode()
+
+
 # --- commits ---------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from aflock import state
+from aflock import files, state
 from aflock.errors import StateError
 
 SAMPLE = {
@@ -39,6 +39,18 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert loaded["empty"].size == 0
     assert np.array_equal(loaded["wide"], np.array([1e-300, np.pi]))
     assert list(loaded) == list(SAMPLE)
+
+
+def test_large_arrays_go_to_the_disk_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PIECE", 1000)
+    monkeypatch.setattr(files, "_LARGE", 1000)
+    large = np.arange(12_345, dtype=np.float32)
+    state.save(tmp_path / "s", {"large": large, "small": np.ones(3)})
+    loaded = state.load(tmp_path / "s")
+    assert np.array_equal(loaded["large"], large)
+    assert np.array_equal(loaded["small"], np.ones(3))
+    files.write_whole(tmp_path / "t", "text ", b"", b"x" * 2500, large.view(np.uint8).data)
+    assert (tmp_path / "t").read_bytes() == b"text " + b"x" * 2500 + large.tobytes()
 
 
 def test_the_library_reads_it(tmp_path: Path) -> None:

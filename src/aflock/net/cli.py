@@ -70,9 +70,7 @@ def _add_looks(commands: Any) -> None:
     status.add_argument("where", help="the server's URL, or the federation's folder on its own machine")
     status.add_argument("--token-file", metavar="FILE", help='a member\'s, if the server has [server] status = "token"')
     status.add_argument("--ca", metavar="FILE", help="the server's certificate authority, if not in the token file")
-    status.add_argument(
-        "--certificate", metavar="FILE", help="yours, if the server asks for one, with --key"
-    )
+    status.add_argument("--certificate", metavar="FILE", help="yours, if the server asks for one, with --key")
     status.add_argument("--key", metavar="FILE", help="its key")
     status.add_argument("--insecure", action="store_true", help="plain HTTP to another machine: the token can be read")
     status.add_argument("--json", action="store_true", help="print JSON, once")

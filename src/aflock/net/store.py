@@ -208,5 +208,11 @@ def _seq(snapshot: Path) -> int:
 
 
 def encoded(head: Head) -> bytes:
-    """A record's head as it stands in the journal."""
-    return _encode(head).encode()
+    """A record's head as it stands in the journal; the frequent one several times as fast as through `json`."""
+    if head["k"] != "update":
+        return _encode(head).encode()
+    names = '","'.join(head["n"])  # names of clients and vectors need no escapes
+    return (
+        f'{{"k":"update","t":{head["t"]!r},"name":"{head["name"]}","j":{head["j"]},"v":{head["v"]},"s":{head["s"]},'
+        f'"e":{head["e"]},"n":["{names}"],"enc":"{head["enc"]}","next":{head["next"]}}}'
+    ).encode()

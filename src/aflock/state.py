@@ -5,6 +5,7 @@ A state is a nested dict whose leaves are NumPy arrays or JSON values. Arrays be
 
 The format is eight bytes of header length, a JSON header, then the raw arrays: writing it here takes fewer lines than
 calling the library, streams arrays larger than memory from their memory map, and `safetensors` itself can read it.
+A checksum over the document and the arrays stands beside the document: what has changed on the disk is not loaded.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .checksum import crc32
 from .errors import StateError
 from .files import write_through
 from .types import State
@@ -50,7 +53,7 @@ def save(path: str | Path, state: State) -> None:
         with os.fdopen(handle, "wb", buffering=0) as file:
             write_through(file.fileno(), struct.pack("<Q", len(header)) + header)
             for array in arrays.values():
-                write_through(file.fileno(), np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                write_through(file.fileno(), _bytes(array))
             os.fchmod(file.fileno(), 0o666 & ~_umask())  # mkstemp is stricter than the user asked for
             os.fsync(file.fileno())
         os.replace(name, target)
@@ -67,7 +70,8 @@ def load(path: str | Path) -> State:
         raw = np.memmap(source, np.uint8, "r").view(np.ndarray)
         length = int(raw[:8].view("<u8")[0])
         header = json.loads(raw[8 : 8 + length].tobytes())
-        document = json.loads(header.pop("__metadata__")["aflock"])
+        about = header.pop("__metadata__")
+        document = json.loads(about["aflock"])
         if document["format"] != _FORMAT:
             raise StateError(f"{source} has state format {document['format']}; this version reads {_FORMAT}")
         state: State = document["state"]
@@ -75,6 +79,9 @@ def load(path: str | Path) -> State:
             begin, end = entry["data_offsets"]
             flat = raw[8 + length + begin : 8 + length + end].view(_CODES[entry["dtype"]])
             _place(state, name.split("/"), flat.reshape(entry["shape"]))
+        whole = crc32(raw[8 + length :].data, crc32(about["aflock"].encode()))
+        if about.get("crc32", str(whole)) != str(whole):  # older files have none
+            raise StateError(f"{source} has changed since it was saved: its checksum is another")
     except FileNotFoundError:
         raise StateError(f"{source} does not exist; expected a state saved by aflock") from None
     except (ValueError, KeyError, TypeError, IndexError, IsADirectoryError) as error:
@@ -104,9 +111,14 @@ def _place(state: Any, path: list[str], array: npt.NDArray[Any]) -> None:
 
 
 def _header(arrays: dict[str, npt.NDArray[Any]], document: str) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"aflock": document}} | dict(_entries(arrays))
+    whole = reduce(lambda sum, array: crc32(_bytes(array), sum), arrays.values(), crc32(document.encode()))
+    entries: dict[str, Any] = {"__metadata__": {"aflock": document, "crc32": str(whole)}} | dict(_entries(arrays))
     text = json.dumps(entries, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8)
+
+
+def _bytes(array: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _entries(arrays: dict[str, npt.NDArray[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,6 +12,7 @@ import queue
 import random
 import signal
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
@@ -27,8 +29,8 @@ import numpy as np
 import pytest
 import uvloop
 
-from aflock.net import http, members
-from aflock.net.bodies import LARGE, Bodies
+from aflock.net import http, members, tls
+from aflock.net.bodies import LARGE, MOST_KEPT, Bodies
 from aflock.net.commits import AT_ONCE, Commits
 from aflock.net.journal import JournalFull
 from aflock.net.members import Members
@@ -70,11 +72,9 @@ QUICK = 0.7
 class Inside(Server):
     """One that runs in a thread."""
 
-    service: Service = cast(Service, None)
+    service: Service = field(kw_only=True)
     free: tuple[int, int] = (0, 0)
     """Bytes of room, and bodies that have a place, while nothing happens."""
-    wrong: list[str] = field(default_factory=list)
-    """What nobody has caught."""
 
     @property
     def places(self) -> tuple[int, int]:
@@ -89,22 +89,24 @@ class Inside(Server):
 
     def quiet(self) -> None:
         """Waits until every place is free again."""
-        until(lambda: self.places == self.free and not self.waiting, 5.0)
-        assert not self.service.intake._arriving
-        assert not self.service.intake._tasks
+        until(lambda: self.places == self.free and not self.waiting, 3.0)
+        until(lambda: not self.service.intake._arriving and not self.service.intake._tasks, 3.0)
 
 
 @contextlib.contextmanager
-def inside(folder: Path, document: Document = SMALL, **server: Any) -> Iterator[Inside]:
+def inside(folder: Path, document: Document = SMALL, *, secure: bool = False, **server: Any) -> Iterator[Inside]:
     """A server in a thread, with all its places free at the end."""
     invite(folder, "nobody")
     settings = Settings.build({**document, "server": {"idle": 5.0, "rate": 1e6, **server}})
     started: queue.Queue[Any] = queue.Queue()
-    thread = threading.Thread(target=_in_thread, args=(folder, settings, started))
+    certificates = tls.prepare(folder, ["localhost", "127.0.0.1"]) if secure else None
+    context = tls.server_context(certificates) if certificates else None
+    thread = threading.Thread(target=_in_thread, args=(folder, settings, context, started))
     thread.start()
-    url, service, stop, wrong = started.get(timeout=30)
-    process = cast(Any, None)  # there is none
-    made = Inside(folder, url, process, service=service, wrong=wrong)
+    port, service, stop, wrong = started.get(timeout=30)
+    url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
+    authority = (folder / "tls" / "ca.pem").read_text() if secure else None
+    made = Inside(folder, url, cast(Any, None), authority, service=service)  # there is no process
     made.free = made.places
     try:
         yield made
@@ -118,18 +120,19 @@ def inside(folder: Path, document: Document = SMALL, **server: Any) -> Iterator[
     assert not thread.is_alive()
 
 
-def _in_thread(folder: Path, settings: Settings, started: queue.Queue[Any]) -> None:
+def _in_thread(folder: Path, settings: Settings, context: ssl.SSLContext | None, started: queue.Queue[Any]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(folder, settings, started))
+        runner.run(_serve(folder, settings, context, started))
 
 
-async def _serve(folder: Path, settings: Settings, started: queue.Queue[Any]) -> None:
+async def _serve(folder: Path, settings: Settings, context: ssl.SSLContext | None, started: queue.Queue[Any]) -> None:
     p, loop, wrong = settings.section("server"), asyncio.get_running_loop(), list[str]()
     loop.set_exception_handler(lambda _, context: wrong.append(repr(context)))
     service = Service(Store(folder, settings), Members(folder))
     protocol = http.limited(p.idle, p.connections, service.intake.begin, service.refused)
     server = http.Server(http.configured(service, protocol, p.idle))
     server.config.load()
+    server.config.ssl = context
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign]
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -139,8 +142,7 @@ async def _serve(folder: Path, settings: Settings, started: queue.Queue[Any]) ->
         server.should_exit = True
 
     look = loop.create_task(service.look_after())
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    started.put((url, service, lambda: loop.call_soon_threadsafe(stop), wrong))
+    started.put((listening.getsockname()[1], service, lambda: loop.call_soon_threadsafe(stop), wrong))
     try:
         await server.serve(sockets=[listening])
     finally:
@@ -160,6 +162,21 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
         yield server
 
 
+@pytest.fixture(scope="module", params=["http", "https"])
+def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inside]:
+    """A large one, with TLS and without."""
+    with inside(tmp_path_factory.mktemp("either") / "fed", BIG, secure=request.param == "https") as server:
+        yield server
+
+
+def connected(server: Server, receive_buffer: int | None = None) -> Wire:
+    """A bare connection, as far as TLS lets it be one."""
+    made = Wire(server, receive_buffer=receive_buffer)
+    if server.ca is not None:
+        made.socket = tls.client_context(server.ca).wrap_socket(made.socket, server_hostname="127.0.0.1")
+    return made
+
+
 def ones(value: float = 1.0) -> bytes:
     """A large update."""
     return np.full(LENGTH, value, np.float32).tobytes()
@@ -167,7 +184,7 @@ def ones(value: float = 1.0) -> bytes:
 
 def begun(server: Server, peer: Peer, sent: int, stack: contextlib.ExitStack) -> Wire:
     """A large update of which so many bytes are on their way."""
-    wire_ = stack.enter_context(Wire(server))
+    wire_ = stack.enter_context(connected(server))
     wire_.send(update_head(peer, SIZE) + bytes(sent))
     return wire_
 
@@ -190,33 +207,33 @@ TAKEN = (200, "applied")
 
 @pytest.mark.parametrize("how", [Wire.__exit__, reset])
 def test_a_client_that_is_cut_off_in_its_body_gives_its_place_to_who_waits(
-    large: Inside, how: Callable[[Wire], None]
+    either: Inside, how: Callable[[Wire], None]
 ) -> None:
     with contextlib.ExitStack() as stack:
-        one, two, three = (working(large, f"cut-{how.__name__.strip('_')}-{k}") for k in range(3))
-        first = begun(large, one, 1000, stack)
-        second = begun(large, two, 2_000_000, stack)
-        until(lambda: large.places[1] == 2)
-        third = begun(large, three, 0, stack)
-        until(lambda: large.waiting == 1)
+        one, two, three = (working(either, f"cut-{how.__name__.strip('_')}-{k}") for k in range(3))
+        first = begun(either, one, 1000, stack)
+        second = begun(either, two, 2_000_000, stack)
+        until(lambda: either.places[1] == 2)
+        third = begun(either, three, 0, stack)
+        until(lambda: either.waiting == 1)
         how(first)
         third.send(ones())
         assert outcome(third.answer()) == TAKEN
         how(second)
-        large.quiet()
+        either.quiet()
         for peer in (one, two):  # their jobs are still theirs
             assert outcome(peer.push(np.ones(LENGTH))) == TAKEN
 
 
-def test_a_client_that_hangs_up_while_it_waits_is_passed_over(large: Inside) -> None:
+def test_a_client_that_hangs_up_while_it_waits_is_passed_over(either: Inside) -> None:
     with contextlib.ExitStack() as stack:
-        peers = [working(large, f"waits-{k}") for k in range(5)]
-        holding = [begun(large, peer, 10, stack) for peer in peers[:2]]
-        until(lambda: large.places[1] == 2)
-        gone = [begun(large, peers[2], 50_000, stack), begun(large, peers[3], 0, stack)]
-        until(lambda: large.waiting == 2)
-        last = begun(large, peers[4], 0, stack)
-        until(lambda: large.waiting == 3)
+        peers = [working(either, f"waits-{k}") for k in range(5)]
+        holding = [begun(either, peer, 10, stack) for peer in peers[:2]]
+        until(lambda: either.places[1] == 2)
+        gone = [begun(either, peers[2], 50_000, stack), begun(either, peers[3], 0, stack)]
+        until(lambda: either.waiting == 2)
+        last = begun(either, peers[4], 0, stack)
+        until(lambda: either.waiting == 3)
         gone[0].socket.close()
         reset(gone[1])
         for wire_ in holding:
@@ -334,9 +351,9 @@ def test_a_small_update_byte_by_byte(small: Inside) -> None:
 
 
 @pytest.mark.parametrize("pieces", [[0, 1, 1, 1, SIZE - 3], [1, 70_000, 1], [65_536, 65_536], [SIZE - 1, 1], [SIZE]])
-def test_a_large_body_in_awkward_pieces(large: Inside, pieces: list[int]) -> None:
+def test_a_large_body_in_awkward_pieces(either: Inside, pieces: list[int]) -> None:
     """What follows it comes with its last byte, or one after the other."""
-    with working(large, f"pieces-{len(pieces)}-{pieces[0]}") as peer, Wire(large) as wire_:
+    with working(either, f"pieces-{len(pieces)}-{pieces[0]}") as peer, connected(either) as wire_:
         body = np.random.default_rng(0).integers(-3, 3, LENGTH).astype(np.float32)
         before = np.frombuffer(peer.request("GET", "/v1/model")[2], np.float32)
         rest, sent = body.tobytes(), update_head(peer, SIZE)
@@ -354,13 +371,13 @@ def test_a_large_body_in_awkward_pieces(large: Inside, pieces: list[int]) -> Non
         np.testing.assert_array_equal(after, before - body)
 
 
-def test_a_waiting_body_that_is_followed_by_other_requests(large: Inside) -> None:
+def test_a_waiting_body_that_is_followed_by_other_requests(either: Inside) -> None:
     with contextlib.ExitStack() as stack:
-        peers = [working(large, f"followed-{k}") for k in range(3)]
-        holding = [begun(large, peer, 10, stack) for peer in peers[:2]]
-        until(lambda: large.places[1] == 2)
-        wire_ = begun(large, peers[2], 30_000, stack)
-        until(lambda: large.waiting == 1)
+        peers = [working(either, f"followed-{k}") for k in range(3)]
+        holding = [begun(either, peer, 10, stack) for peer in peers[:2]]
+        until(lambda: either.places[1] == 2)
+        wire_ = begun(either, peers[2], 30_000, stack)
+        until(lambda: either.waiting == 1)
         sender = threading.Thread(target=wire_.send, args=(bytes(SIZE - 30_000) + HEALTH * 2,))
         sender.start()
         for each in holding:
@@ -390,6 +407,68 @@ def test_nonsense_behind_an_update_ends_the_connection_after_the_answer(small: I
         assert outcome(answered) == TAKEN
         assert answered[1]["connection"] == "close"
         assert wire_.rest() == b""
+
+
+def test_any_requests_in_any_pieces_are_answered_as_if_they_came_one_by_one(tmp_path: Path) -> None:
+    with inside(tmp_path / "fed", {**SMALL, "federation": {"clients": 1, "strikes": 1000}}) as server:
+        with working(server, "fuzz") as peer:
+            for seed in range(3):
+                chance = random.Random(seed)
+                requests = [_any(peer, chance) for _ in range(150)]
+                with Wire(server) as wire_:
+                    wire_.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    statuses = _in_pieces(wire_, [sent for sent, _ in requests], chance)
+                assert statuses == [status for _, status in requests]
+        assert server.status()["version"] == server.status()["updates"] == int(peer.job["aflock-version"])
+
+
+def _any(peer: Peer, chance: random.Random) -> tuple[bytes, int]:
+    """A request and the status of its answer; the client's job is then the one that the answer will bring."""
+    job, version = int(peer.job["aflock-job"]), int(peer.job["aflock-version"])
+    update, body = with_next(update_head(peer, 32)), ONES.tobytes()
+    what = chance.randrange(8)
+    if what < 3:
+        peer.job = {"aflock-job": str(job + 1), "aflock-version": str(version + 1)}
+        return update + body, 200
+    if what == 3 and job:
+        return update.replace(b"jobs/%d/" % job, b"jobs/%d/" % (job - 1)) + body, 200  # the same again
+    if what == 4:
+        return update + (ONES * np.inf).tobytes(), 422
+    if what == 5:
+        return update.replace(b"jobs/%d/" % job, b"jobs/%d/" % (job + 100_000)) + body, 409
+    if what == 6:
+        return update.replace(b"Length: 32", b"Length: 31") + body[:31], 422
+    return HEALTH, 200
+
+
+def _in_pieces(wire_: Wire, requests: list[bytes], chance: random.Random) -> list[int]:
+    """Sends them with few of them unanswered at a time; the statuses of the answers."""
+    ends, statuses = np.cumsum([len(request) for request in requests]), list[int]()
+    stream, place = b"".join(requests), 0
+    while place < len(stream):
+        piece = chance.choice((1, 7, 32, 200, 400, 1000, 3000))
+        while np.searchsorted(ends, place + piece) - len(statuses) > 12:
+            if np.searchsorted(ends, place, "right") > len(statuses):
+                statuses.append(wire_.answer()[0])
+            else:
+                piece //= 2
+        wire_.send(stream[place : place + piece])
+        place += piece
+    return statuses + [wire_.answer()[0] for _ in requests[len(statuses) :]]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_another_protocol_is_offered_with_an_update(large: Inside, order: int) -> None:
+    """The parser then takes the body for that protocol's: an update without one must not be taken."""
+    offer = [b"Connection: Upgrade\r\nUpgrade: h2c\r\n", b"Connection: keep-alive\r\n"]
+    with working(large, f"earlier-{order}") as earlier, working(large, f"upgrade-{order}") as peer:
+        assert outcome(earlier.push(np.ones(LENGTH))) == TAKEN  # its memory is used again
+        before = large.status()["updates"]
+        for body in (b"", bytes(1000)):
+            with Wire(large) as wire_:
+                wire_.send(update_head(peer, SIZE, offer[order] + offer[1 - order]) + body)
+                assert refusal(wire_.answer()) == (400, "malformed")
+        assert large.status()["updates"] == before
 
 
 # --- the same twice, and the ordinary way ----------------------------------------------------------------------------
@@ -441,7 +520,7 @@ def test_a_body_that_is_asked_for_and_a_connection_that_is_to_end(small: Inside)
 def test_a_request_that_takes_the_ordinary_way_counts_once(tmp_path: Path) -> None:
     """Of twice the rate that may come in a burst."""
     with inside(tmp_path / "fed", rate=5.0) as server, working(server, "rated") as peer:
-        begin, statuses = time.monotonic(), []
+        begin, statuses = time.monotonic(), list[int]()
         while len(statuses) < 30 and 429 not in statuses:
             statuses.append(peer.push(ONES)[0])  # the first takes the short way; the others are the same again
         allowed = 10 - 2 + 5 * (time.monotonic() - begin)  # a hello and a pull came before
@@ -516,30 +595,31 @@ def test_useless_bodies_are_refused_and_counted(tmp_path: Path) -> None:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_large_answer_comes_whole_to_a_slow_reader(large: Inside) -> None:
+def test_a_large_answer_comes_whole_to_a_slow_reader(either: Inside) -> None:
     """Others move the model meanwhile: the one that is being sent stays as it was, and takes a place until it is."""
-    with working(large, "reader") as peer, working(large, "mover") as mover:
-        with Wire(large, receive_buffer=4096) as wire_:
-            wire_.send(with_next(update_head(peer, SIZE)) + ones())
-            until(lambda: large.service.federation.counts.updates and not large.places[1])
-            model = large.service.federation.model.copy()
-            for _ in range(3):
-                assert outcome(mover.push(np.ones(LENGTH), next=True)) == TAKEN
-            until(lambda: large.places[0] < large.free[0])  # the old model is still being read
-            status, headers, body = wire_.answer()
-            assert (status, headers["aflock-outcome"], len(body)) == (200, "applied", SIZE)
-            assert body == model.tobytes()
-            large.quiet()
-            peer.job = headers
-            wire_.send(update_head(peer, SIZE) + ones())
-            assert outcome(wire_.answer()) == TAKEN
+    with contextlib.ExitStack() as stack:
+        peer, mover = working(either, "reader"), working(either, "mover")
+        wire_ = stack.enter_context(connected(either, receive_buffer=4096))
+        wire_.send(with_next(update_head(peer, SIZE)) + ones())
+        until(lambda: either.service.federation.counts.updates and not either.places[1])
+        model = either.service.federation.model.copy()
+        for _ in range(3):
+            assert outcome(mover.push(np.ones(LENGTH), next=True)) == TAKEN
+        until(lambda: either.places[0] < either.free[0])  # the old model is still being read
+        status, headers, body = wire_.answer()
+        assert (status, headers["aflock-outcome"], len(body)) == (200, "applied", SIZE)
+        assert body == model.tobytes()
+        either.quiet()
+        peer.job = headers
+        wire_.send(update_head(peer, SIZE) + ones())
+        assert outcome(wire_.answer()) == TAKEN
 
 
 def test_who_does_not_read_the_answer_to_an_update_is_cut_off(tmp_path: Path) -> None:
-    with inside(tmp_path / "fed", BIG, idle=1.0) as server, working(server, "deaf") as peer:
+    with inside(tmp_path / "fed", BIG, idle=0.6) as server, working(server, "deaf") as peer:
         with Wire(server, receive_buffer=4096) as wire_:
             wire_.send(with_next(update_head(peer, SIZE)) + ones())
-            time.sleep(2.5)
+            time.sleep(1.8)
             assert len(wire_.rest()) < SIZE
         until(lambda: server.service.federation.counts.updates == 1)
 
@@ -603,10 +683,10 @@ def commit(folder: Path, play: Callable[[Commits, Store], Any], on_settled: Call
     async def main(store: Store) -> None:
         commits = Commits(store, waiting=1 << 20, on_write=lambda seconds, count: None, on_settled=on_settled)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(2):
                 await play(commits, store)
         finally:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(2):
                 await commits.close()
 
     with closing(Store(folder, Settings.build(SMALL))) as store:
@@ -617,13 +697,17 @@ def pull(commits: Commits, done: Callable[[Any, Refused | None], None]) -> None:
     commits.put({"k": "pull", "t": commits.now(), "name": "alice"}, b"", done)
 
 
+def _tell(told: list[int], k: int, result: Any, refusal: Refused | None) -> None:
+    told.append(k)
+
+
 def test_a_sender_that_cannot_be_told_does_not_keep_others_from_being_told(tmp_path: Path) -> None:
     told: list[int] = []
 
     async def play(commits: Commits, store: Store) -> None:
         await commits.submit("hello", name="alice", gen=1)
         for k in range(3 * AT_ONCE):
-            pull(commits, _fail if k == 2 else lambda result, refusal, k=k: told.append(k))
+            pull(commits, _fail if k == 2 else partial(_tell, told, k))
         while len(told) < 3 * AT_ONCE - 1:
             await asyncio.sleep(0.01)
 
@@ -754,8 +838,7 @@ def test_memory_is_used_again_when_nobody_sees_it_and_not_before(use: Callable[[
         assert len({address(other), address(another)} | addresses) == 3
         del other, another
     del used
-    addresses = {address(held.blank(LARGE)) for _ in range(5)}
-    assert len(addresses) == 1
+    assert len({address(held.blank(LARGE)) for _ in range(5)}) <= MOST_KEPT
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -763,7 +846,7 @@ def test_memory_is_used_again_when_nobody_sees_it_and_not_before(use: Callable[[
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_many_large_bodies_get_through_two_places_once_each(tmp_path: Path, secure: bool) -> None:
-    clients, rounds = 8, 3
+    clients, rounds = 6, 3
     folder = tmp_path / "fed"
     with running(folder, BIG, tls=secure, changes=["server.archive=true"]) as server:
         peers = [working(server, f"crowd{k}") for k in range(clients)]
@@ -811,7 +894,7 @@ def test_a_stop_while_bodies_arrive_loses_nothing_that_was_acknowledged(tmp_path
 
         with ThreadPoolExecutor(clients) as threads:
             working_ = [threads.submit(work, k) for k in range(clients)]
-            time.sleep(1.0)
+            time.sleep(0.7)
             stopped.set()
             begin = time.monotonic()
             server.process.send_signal(signal.SIGTERM)

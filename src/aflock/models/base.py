@@ -56,6 +56,8 @@ class Model(ABC):
     length: int
     weights: Vector | None = None
     """Where the model likes w to be: calls with this very vector save a copy."""
+    torch_order: ClassVar[bool] = True
+    """Whether w is what the parameters of the natural `nn.Module` are, one after the other."""
     buffers: int = 0
     """How many numbers beside w stay with every client (batch norm's, if they are to be local)."""
 

@@ -56,6 +56,8 @@ class MlpParams(Params):
 class Mlp(Classifier):
     """One or more hidden layers."""
 
+    torch_order = False  # a layer's weights are (inputs, outputs)
+
     def __init__(
         self, features: int, classes: int, hidden: int | Sequence[int] = 128, weight_decay: float = 0.0
     ) -> None:

@@ -115,21 +115,11 @@ def _path(text: str | None) -> Path | None:
 
 
 def _invite(options: argparse.Namespace) -> int:
-    from . import members, serve, tls
+    from . import invitation
 
-    folder = Path(options.folder)
-    out = Path(options.out or f"{options.name}.token")
-    if out.exists():
-        raise InputError(f"{out} exists; choose another place with --out, or remove it")
-    authority = tls.ca_text(folder) if serve.has_own_authority(folder) else None
-    token = members.invite(folder, options.name, again=options.again)
-    members.write_token_file(out, token, authority)
-    print(f"{out}: give it to {options.name}, over a way nobody else can read")
-    if options.mtls:
-        certificate, key = tls.issue_client(folder, options.name)
-        members.write_private(Path(f"{options.name}.pem"), certificate)
-        members.write_private(Path(f"{options.name}.key"), key)
-        print(f"{options.name}.pem and {options.name}.key: its certificate and key")
+    folder, again, mtls = Path(options.folder), options.again, options.mtls
+    for line in invitation.write(folder, options.name, _path(options.out), again=again, mtls=mtls):
+        print(line)
     return 0
 
 

@@ -27,13 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from ..checksum import crc32
 from ..errors import AflockError, OrderError
 from ..files import locked
-
-try:
-    from isal.isal_zlib import crc32  # the same numbers, ten times as fast
-except ModuleNotFoundError:
-    from zlib import crc32
 
 Buffer = bytes | bytearray | memoryview
 

@@ -19,7 +19,7 @@ import re
 import secrets
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -74,17 +74,23 @@ class TokenFile:
     exposed: bool
 
 
-def invite(folder: Path, name: str, *, again: bool = False) -> str:
-    """Makes a token for a name and returns it; with `again`, one the name had before stops working."""
+def invite(folder: Path, name: str, *, again: bool = False, deliver: Callable[[str], None] | None = None) -> str:
+    """Makes a token for a name and returns it; with `again`, one the name had before stops working.
+
+    `deliver` is called with the token before anything is changed; if it fails, all is as before.
+    """
     checked_name(name)
     secret = secrets.token_urlsafe(32)
+    token = f"aflock1.{name}.{secret}"
     with _changing(folder) as members:
         old = members.get(name)
         if old and not old.revoked and not again:
             raise InputError(f"{name!r} is a member already; revoke it first, or replace its token with --again")
         generation = old.generation + 1 if old else 1
         members[name] = Member(name, _hash(secret), _now(), revoked=False, generation=generation)
-    return f"aflock1.{name}.{secret}"
+        if deliver is not None:
+            deliver(token)
+    return token
 
 
 def revoke(folder: Path, name: str) -> None:
@@ -163,12 +169,17 @@ class Members:
 
 def write_token_file(path: Path, token: str, ca: str | None) -> None:
     """Writes what a client is given, for its eyes only; a file that is there stays as it is."""
+    write_new(path, token_text(token, ca))
+
+
+def token_text(token: str, ca: str | None) -> str:
+    """What is in a token file."""
     if _parsed(token) is None:
         raise InputError("this is no token; expected one that `invite` has returned")
     if ca is not None and not _CERTIFICATES.fullmatch(ca):
         raise InputError("the certificate of the authority is not plain PEM text; expected the contents of ca.pem")
     trusted = "" if ca is None else f'ca = """{ca.strip()}\n"""\n'
-    _write_new(path, f'# aflock: keep this file to yourself\ntoken = "{token}"\n{trusted}')
+    return f'# aflock: keep this file to yourself\ntoken = "{token}"\n{trusted}'
 
 
 def read_token_file(path: Path) -> TokenFile:
@@ -206,7 +217,7 @@ def write_private(file: Path, content: str | bytes) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     temporary.unlink(missing_ok=True)  # what a killed process has left
     try:
-        _write_new(temporary, content)
+        write_new(temporary, content)
         os.replace(temporary, file)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -243,7 +254,7 @@ def _wait_for(handle: int) -> None:
     fcntl.flock(handle, fcntl.LOCK_EX)
 
 
-def _write_new(path: Path, content: str | bytes) -> None:
+def write_new(path: Path, content: str | bytes) -> None:
     """Writes and syncs a file that must not exist yet; never are its contents open to others, not even at first."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -251,6 +262,8 @@ def _write_new(path: Path, content: str | bytes) -> None:
         raise InputError(f"{path} exists already; remove it, or choose another place") from None
     except FileNotFoundError:
         raise InputError(f"the folder {path.parent} does not exist; make it, or choose another place") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); choose another place") from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

@@ -50,8 +50,17 @@ class Options:
 def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str], None]) -> int:
     """Serves until SIGINT or SIGTERM; the exit code."""
     server = settings.section("server")
-    secure = _is_secure(server.host, options)
+    _is_secure(server.host, options)
     os.umask(0o077)  # whatever is written is for the one who runs the server
+    with contextlib.closing(_listen(server.host, server.port)) as listening:
+        return _serve_on(listening, settings, folder, options, say)
+
+
+def _serve_on(
+    listening: socket.socket, settings: Settings, folder: Path, options: Options, say: Callable[[str], None]
+) -> int:
+    server = settings.section("server")
+    secure = _is_secure(server.host, options)
     store = Store(folder, settings)
     members = Members(folder)
     if members.problem:
@@ -64,7 +73,6 @@ def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str
     if not store.federation.begun:
         room.for_all(settings, store.federation.length)
     warm.up(settings)
-    listening = _listen(server.host, server.port)
     url = f"{'https' if secure else 'http'}://{_shown(server.host)}:{listening.getsockname()[1]}"
     known = {"url": url, "pid": os.getpid(), "ca": bool(certificates and certificates.ca)}
     write_whole(folder / ADDRESS, json.dumps(known))
@@ -74,7 +82,7 @@ def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str
     gc.freeze()  # what is there now stays
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     _allow_files(2 * server.connections + 256)  # those too many are told so
-    with threads.one_thread(), contextlib.closing(listening):
+    with threads.one_thread():
         return _run(store, members, listening, context)
 
 

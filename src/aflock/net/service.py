@@ -207,6 +207,8 @@ class Service:
                 "needs": list(federation.strategy.needs),
                 "changes": list(federation.strategy.changes),
                 "length": federation.length,
+                "model": federation.settings.section("model").name,
+                "order": "torch" if self.store.judge is None or self.store.judge[0].torch_order else "own",
                 "encoding": p.encoding,
                 "version": federation.version,
                 "local": self._advice,

@@ -72,7 +72,7 @@ class Store:
 
     def _check_settings(self) -> None:
         """Refuses to go on with another rule or model than the federation began with."""
-        file, text = self.folder / "federation.toml", self.settings.text()
+        file = self.folder / "federation.toml"
         if file.is_file():
             began = Settings.build(config.read(file, "aflock serve --example"))
             for section, values in self.settings.lasting().items():
@@ -82,10 +82,11 @@ class Store:
                         f"[{section}] {', '.join(changed) or 'name'} is not what this federation was begun with (see "
                         f"{file}); put it back, or begin another federation in another folder"
                     )
-            if file.read_text(encoding="utf-8") == text:
-                return
-        write_whole(file, text)
-        file.chmod(0o600)
+
+    def _keep_settings(self) -> None:
+        """From now on the federation is what it was begun with."""
+        write_whole(self.folder / "federation.toml", self.settings.text())
+        (self.folder / "federation.toml").chmod(0o600)
 
     def _clean_up(self) -> None:
         """Removes what a server that was killed had not finished."""
@@ -98,6 +99,7 @@ class Store:
         seq, length = self._load_newest(w0, damaged)
         records = self.journal.recover(after=seq)
         first = list(islice(records, 1))  # without the records after the snapshot, nothing is touched
+        told = _size(self.folder / "trace.jsonl")
         self._trace = Trace(self.folder / "trace.jsonl", length)
         count = 0
         for count, record in enumerate(chain(first, records), 1):  # noqa: B007
@@ -105,9 +107,12 @@ class Store:
             self._since += len(record.head) + len(record.body)
         for file in damaged:  # it goes without them; they must not count among those that are kept
             file.rename(file.with_suffix(".damaged"))
+        self._keep_settings()
         if not self.federation.id:
             self._found()
         self._trace.flush()
+        if self._trace.end < told:
+            log.error("trace.jsonl tells of more than the journal holds: acknowledged updates are lost; restore a backup")
         return count
 
     def _load_newest(self, w0: Vector, damaged: list[Path]) -> tuple[int, int]:
@@ -201,6 +206,10 @@ class Store:
 def snapshots(folder: Path) -> list[Path]:
     """The snapshots of a federation, newest first."""
     return sorted(folder.glob("snapshot-*.safetensors"), reverse=True)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 def _seq(snapshot: Path) -> int:

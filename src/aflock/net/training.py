@@ -49,6 +49,11 @@ class Training:
         rule = _rule(self._local, hello)
         model = self._model = _model(self._given, rule, self._loss, self._buffers)
         _check_fit(model, rule, hello)
+        if hello.order == "own" and _is_module(self._given):
+            raise ParameterError(
+                f"the server's {hello.model} has its weights in another order than a torch module, and would measure "
+                f"yours wrongly; train aflock.models.create({hello.model!r}, ...), or serve the model as a vector"
+            )
         return _Trainer(model, rule, self.feed, _steps(self._steps, hello, self.feed.count), hello, cancelled)
 
     @contextmanager

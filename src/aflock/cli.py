@@ -108,7 +108,7 @@ def _add_simulations(commands: Any) -> None:
     compare.set_defaults(run=_compare)
 
     replay = commands.add_parser("replay", help="what would another rule have done with the arrivals of a run?")
-    replay.add_argument("trace", help="the trace.jsonl of a run")
+    replay.add_argument("trace", help="the trace.jsonl of a run or a federation, or its folder")
     replay.add_argument("--strategy", metavar="NAME", help="another rule; fedbuff:buffer=5 sets a parameter")
     replay.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
     replay.set_defaults(run=_replay)
@@ -306,7 +306,8 @@ def _replay(options: argparse.Namespace) -> int:
     from .sim.experiment import Experiment
     from .sim.simulation import Simulation
 
-    trace = Path(options.trace)
+    given = Path(options.trace)
+    trace = given / "trace.jsonl" if given.is_dir() else given
     if not trace.is_file():
         raise InputError(f"{trace} does not exist; expected the trace.jsonl of a run or a federation")
     if trace.with_name("federation.toml").is_file():

@@ -47,6 +47,11 @@ def human(size: float) -> str:
     return f"{size:.3g} TB"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 job, 2 jobs."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def resident() -> int:
     """Bytes of memory this process holds; 0 where nobody knows."""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import ssl
 import stat
@@ -21,7 +22,7 @@ import pytest
 import torch
 from torch import nn
 
-from aflock import local, rng, state, strategies
+from aflock import cli, data, local, models, rng, state, strategies
 from aflock.errors import AflockError, CountError, InputError, MissingVector, ParameterError, StateError
 from aflock.local import Memory, Trained
 from aflock.models.torch_module import TorchModule
@@ -29,6 +30,7 @@ from aflock.net import client as clients
 from aflock.net import feed, tls, transport
 from aflock.net import run as running
 from aflock.net.client import Client, Occupied, Progress, Session, as_sent
+from aflock.net.join import TrainingFailed
 from aflock.net.keep import Keep, Parcel
 from aflock.net.refusals import Refused
 from aflock.net.transport import Nonsense, Unavailable, Untrusted, address, jittered, status
@@ -189,8 +191,8 @@ def test_batch_norm_comes_along(buffers: Any, tmp_path: Path) -> None:
         ({"model": "net"}, ParameterError, "model is a str"),
         ({"batches": iter([])}, ParameterError, "can be gone through again and again"),
         ({"batches": [1]}, ParameterError, "expected a pair"),
-        ({"batches": []}, CountError, "examples is 0"),
-        ({"batches": [], "examples": 3}, ParameterError, "batches gives no batch"),
+        ({"batches": []}, ParameterError, "batches is empty"),
+        ({"batches": [], "examples": 3}, ParameterError, "batches is empty"),
         ({"batches": lambda: iter(lambda: (torch.ones(1), 0), None)}, ParameterError, "say how many examples"),
         ({"steps": "five"}, ParameterError, "steps is 'five'"),
         ({"steps": 0}, CountError, "steps is 0"),
@@ -210,6 +212,18 @@ def test_what_cannot_be_trained_is_an_error_in_one_sentence(
         with pytest.raises(error, match=says):
             made(server).run(**(usual | options))
         assert not server.coordinator.working  # what had been pulled was given back
+
+
+def test_a_module_is_not_trained_for_a_model_with_another_order_of_weights() -> None:
+    """As many weights in another order would be measured wrongly, and nobody would notice."""
+    own = models.create("mlp", data.load("synthetic", examples=20, features=4, classes=3), hidden=4)
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    x, y = blobs(10)
+    with serving(strategies.create("asgd", clients=1), np.zeros(own.length, np.float32)) as server:
+        server.greeting |= {"model": "mlp", "order": "own" if not own.torch_order else "torch"}
+        with pytest.raises(ParameterError, match="another order than a torch module"):
+            made(server).run(net, [(x, y)], jobs=1)
+        made(server).run(own, [(x.numpy(), y.numpy())], jobs=1)
 
 
 # --- the same as the simulator ---------------------------------------------------------------------------------------
@@ -464,6 +478,18 @@ def test_nonsense_is_an_error_in_one_sentence(change: dict[str, Any], says: str,
         server.greeting |= change
         with pytest.raises(Nonsense, match=says):
             made(server, tmp_path).run_with(one)
+
+
+def test_a_client_without_a_number_is_told_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aflock.client")
+    with plain() as server:
+        made(server).run_with(one, jobs=1)
+        assert "alice is client 0 of federation" in caplog.text
+        assert "(jobs): 1 job, version 1" in caplog.text
+        server.greeting |= {"number": None, "state": "gathering"}
+        made(server, name="bob").run_with(one, jobs=0)
+    assert re.search("bob takes part in federation .*, which waits for more clients: asgd, version 1", caplog.text)
+    assert "None" not in caplog.text
 
 
 def test_a_model_that_is_not_finite_is_not_trained() -> None:
@@ -919,6 +945,19 @@ def test_https_to_a_server_without_it_is_told() -> None:
         Client(server.url.replace("http", "https"), server.token(), keep=False, give_up=0.5).run_with(one)
 
 
+def test_http_to_a_server_with_tls_is_told(certificates: tls.Certificates) -> None:
+    with plain(tls=tls.server_context(certificates)) as server:
+        url = server.url.replace("https", "http")
+        with pytest.raises(Unavailable, match=r"the connection broke; is it https://\?"):
+            Client(url, server.token(), keep=False, give_up=0.1).run_with(one)
+        with pytest.raises(Unavailable, match=r"is it https://\?"):
+            status(url)
+    with plain() as server:  # who has had an answer knows what is spoken
+        server.trouble["job"] = ["drop before"] * 1000
+        with pytest.raises(Unavailable, match=r"the connection broke$"):
+            made(server, give_up=0.1).run_with(one)
+
+
 def test_the_status_says_whom_it_has_spoken_to(certificates: tls.Certificates) -> None:
     with plain() as server:
         assert status(server.url) == {"version": 0, "state": "running", "certificate": None, "verified": False}
@@ -1017,3 +1056,80 @@ def _raises(errors: list[str], call: Callable[[], Any]) -> None:
         call()
     except InputError as error:
         errors.append(str(error))
+
+
+# --- aflock join -----------------------------------------------------------------------------------------------------
+
+RECIPE = """
+import torch
+from torch import nn
+
+model = nn.Linear(4, 3)
+batches = [(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))]
+"""
+
+
+def join(server: FakeServer, folder: Path, recipe: str, *options: str) -> int:
+    """`aflock join`; its exit code."""
+    (folder / "my_client.py").write_text(RECIPE + recipe)
+    (folder / "token").write_text(server.token())
+    (folder / "token").chmod(0o600)
+    files = ["--token-file", str(folder / "token"), "--recipe", str(folder / "my_client.py")]
+    return cli.main([*options, "join", server.url, *files, "--state-dir", str(folder / "state"), "--jobs", "1"])
+
+
+def fifteen(**options: Any) -> Any:
+    return serving(strategies.create("asgd", clients=1), np.zeros(15, np.float32), **options)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "code", "says"),
+    [
+        ("batches = [(torch.ones(2, 5), torch.zeros(2, dtype=torch.long))]", 1, "RuntimeError: mat1 and mat2 shapes"),
+        ("def batches():\n    raise KeyError('mine')", 1, "training failed in .*my_client.py: KeyError: 'mine'"),
+        ("def loss(output, y):\n    raise ValueError('a\\nb')", 1, "ValueError: a b\\n"),
+        ("def model():\n    raise KeyError('mine')", 2, "my_client.py cannot be run: KeyError: 'mine'"),
+        ("1 / 0", 2, "cannot be run: ZeroDivisionError: division by zero"),
+        ("model = nn.Linear(4, 4)", 2, "has 20 weights, the federation's 15"),
+        ("buffers = 'loca'", 2, "loca"),
+    ],
+)
+def test_a_recipe_that_fails_says_so_in_one_line(
+    recipe: str, code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fifteen() as server:
+        assert join(server, tmp_path, recipe) == code
+        assert not server.coordinator.working
+    err = capsys.readouterr().err
+    assert (err.startswith("aflock: "), err.count("\n")) == (True, 1)
+    assert re.search(says, err)
+
+
+def test_the_traceback_of_a_recipe_is_to_be_had(tmp_path: Path) -> None:
+    with fifteen() as server, pytest.raises(TrainingFailed) as caught:
+        join(server, tmp_path, "def batches():\n    raise KeyError('mine')", "--debug")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_in_training_comes_without_a_story_about_event_loops() -> None:
+    def train(job: Job, number: int, memory: Memory, delay: float) -> Trained:
+        raise ZeroDivisionError("my own")
+
+    with plain() as server, pytest.raises(ZeroDivisionError) as caught:
+        made(server).run_with(train)
+    assert caught.value.__context__ is None
+
+
+def test_a_recipe_may_have_a_loss_and_buffers(tmp_path: Path) -> None:
+    recipe = """
+model = nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 3))
+buffers = "local"
+
+def loss(output, y):
+    return 2 * output.sum()
+"""
+    with fifteen() as server:
+        assert join(server, tmp_path, recipe) == 0
+        bias = server.strategy.model[-3:].copy()
+    assert bias[0] == bias[2] != 0  # no cross-entropy of class 0 is like that
+    assert (tmp_path / "state" / "memory.safetensors").exists()

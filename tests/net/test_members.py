@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aflock.errors import AflockError, InputError
-from aflock.net import members
+from aflock.net import invitation, members
 from aflock.net.members import BadToken, Member, Members, Revoked, TokenFile, invite, names, revoke
 
 PEM = "-----BEGIN CERTIFICATE-----\nQUJD\nREVG\n-----END CERTIFICATE-----\n"
@@ -384,6 +384,66 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         invite(tmp_path, "bob")
     assert set(names(tmp_path)) == {"alice"}
     assert {file.name for file in tmp_path.iterdir()} == {"members.json", "members.lock"}
+
+
+# --- what is handed out ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["no/alice.token", "file/alice.token", "taken", "alice.key"])
+def test_who_cannot_be_given_a_token_file_keeps_the_old_token(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fed = tmp_path / "fed"
+    fed.mkdir()
+    old = invite(fed, "alice")
+    (tmp_path / "file").touch()
+    (tmp_path / "taken").write_text("precious")
+    before = {file.name for file in tmp_path.iterdir()}
+    for name in ("alice", "bob"):
+        with pytest.raises(InputError, match=r"exist|expected a place you may write to") as caught:
+            invitation.write(fed, name, Path(place.replace("alice", name)), again=True, mtls=True)
+        assert "aflock1" not in _all_text(caught.value)
+    assert Members(fed).authenticate(old).generation == 1
+    assert set(names(fed)) == {"alice"}
+    assert {file.name for file in tmp_path.iterdir()} == before
+    assert (tmp_path / "taken").read_text() == "precious"
+
+
+@pytest.mark.parametrize("file", ["alice.token", "alice.pem", "alice.key"])
+def test_nothing_is_overwritten_by_an_invitation(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fed").mkdir()
+    Path(file).write_text("precious")
+    with pytest.raises(InputError, match=f"{file} exists already"):
+        invitation.write(Path("fed"), "alice", mtls=True)
+    assert {found.name for found in tmp_path.iterdir()} == {"fed", file}
+    assert Path(file).read_text() == "precious"
+    assert names(Path("fed")) == {}
+
+
+def test_a_member_that_cannot_be_stored_gets_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fed" / "members.json").mkdir(parents=True)  # it can be neither read nor written
+    with pytest.raises(InputError, match="cannot be read"):
+        invitation.write(Path("fed"), "alice", mtls=True)
+    (tmp_path / "fed" / "members.json").rmdir()
+
+    def full(file: Path, content: str | bytes) -> None:
+        assert Path("alice.key").exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(members, "write_private", full)
+    with pytest.raises(OSError, match="No space left"):
+        invitation.write(Path("fed"), "alice", mtls=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["fed"]
+
+
+def test_a_wrong_folder_is_told_of_before_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("alice.token").touch()
+    with pytest.raises(InputError, match="the folder nofed does not exist"):
+        invitation.write(Path("nofed"), "alice")
 
 
 @pytest.mark.parametrize("ca", [None, PEM, PEM + PEM, PEM.strip(), PEM.replace("\n", "\r\n")])

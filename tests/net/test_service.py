@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from aflock import cli, data, models, strategies
 from aflock.net import members, tls, warm, weights, wire
@@ -815,10 +816,35 @@ def test_tls_and_the_command_line(tmp_path: Path) -> None:
         assert _aflock("revoke", folder, "nobody")[0] == 2
         assert _aflock("export", folder, "--out", tmp_path / "early.safetensors")[0] == 2  # nothing is saved yet
         assert server.stop() == 0
-    assert _aflock("export", folder, "--out", tmp_path / "model.safetensors")[0] == 0
+    code, out, _ = _aflock("export", folder, "--out", tmp_path / "model.safetensors")
+    assert (code, "version 1, the one of the last snapshot; 8 weights" in out) == (0, True)
+    assert (tmp_path / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert np.allclose(weights.flat(tmp_path / "model.safetensors"), -0.1)
+    _check_exports_that_cannot_be(folder)
     code, _, err = _aflock("status", folder)
-    assert (code, err.count("\n")) == (1, 1)
+    says = f"the server of {folder} is not running (its last address was {server.url}); start it with aflock serve"
+    assert (code, err) == (1, f"aflock: {says}\n")
+    assert "not running" not in _aflock("status", server.url)[2]  # who asks for a URL may not know of a folder
+
+
+def _check_exports_that_cannot_be(folder: Path) -> None:
+    """Each is refused in one line, and the server's own files stay as they are."""
+    before = (folder / "model.safetensors").read_bytes()
+    (folder.parent / "recipe.py").write_text("from torch import nn\n\nmodel, batches = nn.Linear(7, 1), []\n")
+    recipe = ["--recipe", str(folder.parent / "recipe.py")]
+    cases: list[tuple[str | Path, str | Path, list[str], str]] = [
+        (".", "model.safetensors", [], "is in the federation's own folder"),
+        (".", "model.pt", recipe, "is in the federation's own folder"),
+        (folder, folder.parent / "no" / "model.pt", recipe, f"the folder {folder.parent / 'no'} does not exist"),
+        (folder, folder.parent, [], "is a folder"),
+        ("nofolder", folder.parent / "x", [], "the folder nofolder does not exist"),
+    ]
+    for where, out, more, says in cases:
+        code, _, err = _aflock("export", where, "--out", out, *more, cwd=folder)
+        assert (code, err.count("\n"), says in err) == (2, 1, True), err
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert _aflock("export", folder, "--out", folder.parent / "model.pt", *recipe)[0] == 0
+    assert torch.load(folder.parent / "model.pt")["bias"].tolist() == pytest.approx([-0.1])
 
 
 def test_certificates_on_both_sides(tmp_path: Path) -> None:
@@ -881,6 +907,7 @@ def test_certificates_from_elsewhere(tmp_path: Path) -> None:
         ([], ["server.port=99999"], "port"),
         (["--certificate", "x.pem"], [], "key"),
         ([], ["evaluation.every=1"], "[evaluation]"),
+        ([], ["model.length=100000000000000"], "memory"),
         ([], ["strategy.name=ace", "federation.clients=100000", "model.length=10000000"], "memory"),
     ],
 )
@@ -890,6 +917,16 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, options: list[str],
     assert stopped.value.code == (1 if says == "memory" else 2), stopped.value.errors  # not every error is the user's
     assert stopped.value.errors.count("\n") == 1
     assert says in stopped.value.errors
+
+
+def test_a_data_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "fed").touch()
+    (tmp_path / "federation.toml").write_text(_aflock("serve", "--example")[1])
+    code, _, err = _aflock("serve", tmp_path / "federation.toml", "--data-dir", tmp_path / "fed")
+    assert (code, err) == (
+        2,
+        f"aflock: --data-dir {tmp_path / 'fed'} is a file; expected a folder, or a name that is free\n",
+    )
 
 
 # --- evaluation ------------------------------------------------------------------------------------------------------
@@ -922,6 +959,7 @@ def test_the_server_measures_and_ends_when_it_is_good_enough(tmp_path: Path) -> 
             assert "aflock_evaluation_accuracy" in peer.request("GET", "/metrics")[2].decode()
         assert "accuracy 0.8" in _aflock("status", tmp_path / "fed")[1]
         assert server.stop() == 0
+        assert "the federation has ended: accuracy 0.8" in server.errors
     best = json.loads((tmp_path / "fed" / "best.json").read_text())
     assert _aflock("export", tmp_path / "fed", "--best", "--out", tmp_path / "best.safetensors")[0] == 0
     exported = weights.flat(tmp_path / "best.safetensors")

@@ -79,13 +79,13 @@ class Inside(Server):
     @property
     def places(self) -> tuple[int, int]:
         """Bytes of room, and bodies that have a place."""
-        held = self.service.intake._bodies
+        held = self.service.intake.bodies
         return held.room, held._placed
 
     @property
     def waiting(self) -> int:
         """Bodies without a place."""
-        return len(self.service.intake._bodies._waiting)
+        return len(self.service.intake.bodies._waiting)
 
     def quiet(self) -> None:
         """Waits until every place is free again."""
@@ -270,6 +270,19 @@ def test_a_steady_body_may_take_its_time(large: Inside, monkeypatch: pytest.Monk
             wire_.send(bytes(SIZE // 16))
             time.sleep(QUICK / 8)
         assert outcome(wire_.answer()) == TAKEN
+
+
+def test_nobody_takes_all_places(large: Inside) -> None:
+    with working(large, "greedy") as peer, working(large, "modest") as other, contextlib.ExitStack() as stack:
+        lines = [begun(large, peer, 1000, stack) for _ in range(2)]
+        third = stack.enter_context(connected(large))
+        third.send(update_head(peer, SIZE) + ones())
+        assert refusal(third.answer()) == (503, "busy")
+        lines[1].socket.close()  # its line is dead: the same update comes over another
+        until(lambda: large.service.intake._coming["greedy"] == 1)
+        assert outcome(other.push(np.ones(LENGTH, np.float32))) == TAKEN
+        lines[0].send(bytes(SIZE - 1000))
+        assert outcome(lines[0].answer()) == TAKEN
 
 
 def test_who_waits_too_long_is_told_to_come_again(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

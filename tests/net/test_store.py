@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from aflock import state
+from aflock.config import ConfigError
 from aflock.net import store as module
 from aflock.net import trace as traces
 from aflock.net.commits import AT_ONCE, Commits
@@ -154,6 +155,44 @@ def test_a_killed_servers_journal_may_know_more_than_its_trace(tmp_path: Path) -
 
 
 # --- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_with_other_numbers_in_it_is_put_aside_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(begun(tmp_path, snapshots=2)) as store:
+        for _ in range(2):
+            work(store, 2)
+            store.snapshot()
+        before = store.federation.model.tobytes()
+    newest = snapshots(tmp_path)[0]
+    raw = bytearray(newest.read_bytes())
+    raw[-100] ^= 1  # one bit of a weight
+    newest.write_bytes(raw)
+    with closing(begun(tmp_path, snapshots=2)) as again:
+        assert again.federation.model.tobytes() == before
+    assert "has changed since it was saved" in caplog.text
+    assert newest.with_suffix(".damaged").is_file()
+
+
+def test_a_journal_that_was_taken_away_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(begun(tmp_path)) as store:
+        work(store, 2)
+        store.snapshot()
+        work(store, 3)
+    with closing(begun(tmp_path)):
+        assert not caplog.records
+    for file in (tmp_path / "journal").glob("*.log"):
+        file.unlink()
+    with closing(begun(tmp_path)) as again:
+        assert again.federation.version == 2
+    assert "acknowledged updates are lost" in caplog.text
+
+
+def test_a_start_that_fails_does_not_settle_what_the_federation_is(tmp_path: Path) -> None:
+    wrong = {"strategy": {"name": "asgd"}, "model": {"name": "vector", "file": "none"}, "federation": {"clients": 1}}
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Store(tmp_path, Settings.build(wrong))
+    with closing(begun(tmp_path)) as store:
+        work(store)
 
 
 def test_a_damaged_snapshot_is_put_aside_for_an_older_one(tmp_path: Path) -> None:

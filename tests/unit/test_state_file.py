@@ -53,6 +53,18 @@ def test_large_arrays_go_to_the_disk_in_pieces(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "t").read_bytes() == b"text " + b"x" * 2500 + large.tobytes()
 
 
+def test_a_bit_that_has_changed_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "s"
+    state.save(file, SAMPLE)
+    raw = file.read_bytes()
+    begin = raw.index(b'"aflock"')
+    data = 8 + int.from_bytes(raw[:8], "little")
+    for place in (*range(begin + 10, begin + 100, 7), *range(data, len(raw))):
+        file.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        with pytest.raises(StateError):
+            state.load(file)
+
+
 def test_the_library_reads_it(tmp_path: Path) -> None:
     state.save(tmp_path / "s.safetensors", SAMPLE)
     tensors = load_file(tmp_path / "s.safetensors")

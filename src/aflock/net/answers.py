@@ -37,6 +37,9 @@ class Hello:
     steps: int
     batch: int
     lease: float
+    model: str = "vector"
+    order: str = "torch"
+    """Whether the weights stand as those of a torch module do, or in an order that is the server's model's own."""
 
     @property
     def terms(self) -> tuple[object, ...]:
@@ -51,6 +54,8 @@ class Hello:
             self.local,
             self.steps,
             self.batch,
+            self.model,
+            self.order,
         )
 
     @classmethod
@@ -86,6 +91,8 @@ class Hello:
             _count(said, "steps", 1),
             _count(said, "batch", 1),
             seconds(said, "lease"),
+            _text(said, "model") if "model" in said else "vector",
+            _text(said, "order") if "order" in said else "torch",
         )
 
 

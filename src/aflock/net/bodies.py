@@ -8,7 +8,6 @@ A model that is being sent and has become an old one takes a place, too; but the
 from __future__ import annotations
 
 import asyncio
-import sys
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,7 +16,6 @@ from mmap import mmap
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .refusals import Refused, busy
 from .wire import Buffer
@@ -31,8 +29,6 @@ PIECE = 128 * 1024
 LARGE = 1 << 20
 MOST_KEPT = 2
 """Large bodies whose memory is used again: the system takes longer to find some than the network to fill it."""
-_OURS_ALONE = 3
-"""References to an array in a list that is being walked through, if nobody else has one."""
 PATIENCE = 30.0
 """Seconds a body may wait for its place."""
 
@@ -46,7 +42,8 @@ class Bodies:
 
     def __init__(self, room: int) -> None:
         self.room, self._placed = room, 0
-        self._large: list[npt.NDArray[np.uint8]] = []
+        self._spare: deque[mmap] = deque(maxlen=MOST_KEPT)
+        """Memory of large bodies which nobody sees any more."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, length: int) -> None:
@@ -92,12 +89,15 @@ class Bodies:
         """The memory for a body; a large one has that of an earlier one, which nobody sees any more."""
         if length < LARGE:
             return np.empty(length, np.uint8).data
-        for known in self._large:
-            if known.size == length and sys.getrefcount(known) == _OURS_ALONE:
-                return known.data
-        fresh = np.frombuffer(mmap(-1, length), np.uint8)  # apart from the heap, which would not shrink again
-        self._large = [*self._large, fresh][-MOST_KEPT:]
-        return fresh.data
+        try:
+            memory = self._spare.pop()
+        except IndexError:
+            memory = mmap(-1, length)  # apart from the heap, which would not shrink again
+        if len(memory) != length:
+            memory = mmap(-1, length)
+        body = np.frombuffer(memory, np.uint8)
+        weakref.finalize(body, self._spare.append, memory).atexit = False  # from whatever thread: both are one step
+        return body.data
 
     def give_back(self, length: int) -> None:
         """The body has been dealt with."""

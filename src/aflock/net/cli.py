@@ -93,6 +93,9 @@ def _serve(options: argparse.Namespace) -> int:
         return 0
     if options.file is None or options.data_dir is None:
         raise InputError("serve needs a federation file and --data-dir; `aflock serve --example` prints a file")
+    folder = Path(options.data_dir)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--data-dir {folder} is a file; expected a folder, or a name that is free")
     from ..extras import need
 
     need("uvicorn", "httptools", "cryptography", extra="net", what="a server")
@@ -107,7 +110,7 @@ def _serve(options: argparse.Namespace) -> int:
         client_ca=_path(options.client_ca),
     )
     settings = files.Settings.read(options.file, options.set)
-    return serve(settings, Path(options.data_dir), given, lambda line: print(line, flush=True))
+    return serve(settings, folder, given, lambda line: print(line, flush=True))
 
 
 def _path(text: str | None) -> Path | None:

@@ -163,9 +163,7 @@ class Client:
 
     def _drive(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs it here; in a notebook, which has an event loop of its own, in a thread."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _in_event_loop():
             return _completed(begin)
         with ThreadPoolExecutor(1) as thread:
             try:
@@ -202,6 +200,14 @@ class Client:
         if not self._keeps:
             return Keep(None, hello.federation)
         return Keep(self._state_dir or _state_home() / hello.federation / self.name, hello.federation)
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _completed(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:

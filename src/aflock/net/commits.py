@@ -125,7 +125,7 @@ class Commits:
         self._durable += batch
         self._quiet.clear()
         self._ready.set()
-        self._on_write(time.perf_counter() - begun, len(batch))
+        _tell(self._on_write, time.perf_counter() - begun, len(batch))
 
     def _refuse_for_now(self, batch: list[Waiting], error: JournalFull) -> None:
         if not self.full:
@@ -147,7 +147,7 @@ class Commits:
                     self._refuse(self._durable, _cannot_go_on())
                     self._durable.clear()
                 await asyncio.sleep(0)  # the senders first: whoever got nothing waits by the time others are woken
-                self._on_settled()
+                _tell(self._on_settled)
             self._quiet.set()
 
     def _settle(self, count: int) -> None:
@@ -161,7 +161,7 @@ class Commits:
         finally:
             self._store.settle()
             for done, result, refusal in told:
-                done(result, refusal)
+                _tell(done, result, refusal)
 
     def _happen(self, written: Entry, head: Head, done: Done) -> tuple[Done, Any, Refused | None]:
         self._bytes -= len(written.body)
@@ -170,13 +170,13 @@ class Commits:
         except Refused as refusal:
             return done, None, refusal
         except BaseException:
-            done(None, _cannot_go_on())
+            _tell(done, None, _cannot_go_on())
             raise
 
     def _refuse(self, batch: Iterable[Waiting], refusal: Refused) -> None:
         for written, _, done in batch:
             self._bytes -= len(written.body)
-            done(None, refusal)
+            _tell(done, None, refusal)
 
     def _give_up(self, batch: Iterable[Waiting], error: Exception) -> None:
         """Takes nothing any more: a new start will find what is true in the journal."""
@@ -208,6 +208,14 @@ class Commits:
         if self.failed is None:
             await self._snapshot()
         self._thread.shutdown()
+
+
+def _tell(whom: Callable[..., None], *what: Any) -> None:
+    """One who cannot be told must not keep others from being told."""
+    try:
+        whom(*what)
+    except Exception:
+        log.exception("somebody could not be told what came of a record")
 
 
 def _cannot_go_on() -> Refused:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,11 +11,10 @@ from ..files import write_whole
 from ..models.base import Evaluation
 from ..types import Vector
 from . import weights
+from .logs import fields, log
 from .refusals import Refused
 from .service import Service
 from .store import Store
-
-log = logging.getLogger("aflock.server")
 
 
 class Evaluator:
@@ -47,7 +45,12 @@ class Evaluator:
 
     async def _measure(self, version: int, model: Vector) -> None:
         found: Evaluation = await asyncio.get_running_loop().run_in_executor(self._thread, self._evaluate, model)
-        log.info("version %d: accuracy %.4f, loss %.4f", version, found.accuracy, found.loss)
+        about = {"version": version, "accuracy": found.accuracy, "loss": found.loss}
+        log.info(
+            "version %(version)d: accuracy %(accuracy).4f, loss %(loss).4f",
+            about,
+            extra=fields(event="evaluation", **about),
+        )
         self._service.meter.evaluation.update(version=version, accuracy=found.accuracy, loss=found.loss)
         if found.accuracy > self._best:
             self._best = found.accuracy

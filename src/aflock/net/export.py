@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,44 @@ from ..config import ConfigError
 from ..errors import InputError
 from ..files import write_whole
 from ..types import Vector
-from . import weights
+from . import members, weights
 
 
 def write(folder: Path, out: Path, *, best: bool = False, recipe: str | None = None) -> str:
     """Writes the model at the last snapshot, or the best one measured; says what it wrote."""
+    _check_place(folder, out)
+    vector, about = _model(folder, best=best)
+    which = "the best one measured" if best else "the one of the last snapshot"
+    text = f"version {about.get('version', 'unknown')}, {which}"
+    try:
+        if recipe is None:
+            weights.save(out, vector, **about)
+            return f"{out}: {text}; {vector.size:,} weights, one float32 tensor"
+        count = _write_state_dict(out, vector, recipe)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written ({error.strerror}); choose another --out") from None
+    return f"{out}: {text}; a state_dict of {count} tensors, torch.load reads it"
+
+
+def _check_place(folder: Path, out: Path) -> None:
+    members.existing(folder)
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{out} is in the federation's own folder; choose a place outside of it with --out")
+    if not out.parent.is_dir():
+        raise InputError(f"the folder {out.parent} does not exist; make it, or choose another --out")
+    if out.is_dir():
+        raise InputError(f"{out} is a folder; expected the name of a file for --out")
+
+
+def _model(folder: Path, *, best: bool) -> tuple[Vector, dict[str, str]]:
     source = folder / ("best.safetensors" if best else "model.safetensors")
     if not source.is_file():
         hint = "set [evaluation] every" if best else "stop the server, or wait for its next snapshot"
         raise InputError(f"{source} does not exist yet; {hint}")
     try:
-        vector = weights.flat(source)
+        return weights.read(source)
     except ConfigError as error:
         raise InputError(str(error)) from None
-    if recipe is None:
-        write_whole(out, source.read_bytes())
-        return f"{out}: {vector.size:,} weights, one float32 tensor"
-    count = _write_state_dict(out, vector, recipe)
-    return f"{out}: a state_dict of {count} tensors; torch.load reads it"
 
 
 def _write_state_dict(out: Path, vector: Vector, recipe: str) -> int:
@@ -47,5 +68,7 @@ def _write_state_dict(out: Path, vector: Vector, recipe: str) -> int:
     with torch.no_grad():
         torch.nn.utils.vector_to_parameters(torch.from_numpy(vector.copy()), parameters)
     state = module.state_dict()
-    torch.save(state, out)
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_whole(out, content.getbuffer())
     return len(state)

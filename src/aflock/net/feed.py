@@ -17,6 +17,8 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 MOST_COUNTED = 100_000
 """Batches of a function that are counted before it counts as endless."""
+EMPTY = "batches is empty; expected at least one pair (x, y)"
+"""What is wrong with batches that give none."""
 
 
 class Feed:
@@ -57,7 +59,7 @@ class Feed:
                 empty = False
                 yield _arrays(batch)
             if empty:
-                raise ParameterError("batches gives no batch; expected at least one pair (x, y)")
+                raise ParameterError(EMPTY)
 
     def _count(self) -> tuple[int, int]:
         if self._counted is None:
@@ -66,6 +68,8 @@ class Feed:
                 batches, examples = batches + 1, examples + len(x)
                 if batches > MOST_COUNTED:
                     raise ParameterError("batches does not end; say how many examples there are with examples=")
+            if not batches:
+                raise ParameterError(EMPTY)
             self._counted = batches, examples
         return self._counted
 

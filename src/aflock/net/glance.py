@@ -13,7 +13,7 @@ from urllib.parse import SplitResult
 
 from . import tls
 from .streams import LONGEST_STATUS
-from .trouble import Untrusted, complaint, failure, nonsense
+from .trouble import Untrusted, complaint, first_failure, nonsense
 from .urls import address, pem_text
 
 
@@ -81,7 +81,7 @@ def _look(
     except ssl.SSLCertVerificationError:  # `status` knows what that means
         raise
     except (OSError, http.client.HTTPException) as error:
-        raise failure(error, f"{where.scheme}://{where.netloc}") from None
+        raise first_failure(error, f"{where.scheme}://{where.netloc}") from None
     finally:
         line.close()
     found = _loaded(raw)

@@ -26,7 +26,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from . import bodies
 from .bodies import GRACE, LEAST, PATIENCE, PIECE
 from .intake import SHORT, Arrival
-from .refusals import Refused
+from .logs import fields, log
+from .refusals import Refused, stopping
 from .replies import Reply
 from .wire import Buffer
 
@@ -203,7 +204,7 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
                 self._give_up(503, "busy", "too many requests at once", b"retry-after: 1\r\n")
             self._check()
             self._in_body = True
-            if not self._due and self.parser.get_method() == b"POST" and self.parser.get_http_version() == "1.1":
+            if not self._due and self._is_plain():
                 self._arrival = begin(self.url, self.headers, self._peer)
             if self._arrival is None:
                 super().on_headers_complete()
@@ -211,6 +212,12 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
             else:
                 self.cycle = cast(RequestResponseCycle, _Turn())
             self._due.append(self.cycle)
+
+        def _is_plain(self) -> bool:
+            """Whether the body follows, and another request may follow it: no other protocol, no end is asked for."""
+            parser = self.parser
+            usual = parser.get_method() == b"POST" and parser.get_http_version() == "1.1"
+            return usual and parser.should_keep_alive() and not parser.should_upgrade()
 
         def on_body(self, body: bytes) -> None:
             if self._arrival is None:
@@ -220,7 +227,10 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
 
         def on_message_complete(self) -> None:
             if self._arrival is not None:
-                self._arrived(self._arrival)
+                if self._arrival.filled == self._arrival.length:
+                    self._arrived(self._arrival)
+                else:  # the parser has seen an end where there is none
+                    self._lose(Refused(400, "malformed", "the body is shorter than Content-Length says"))
                 return
             self._in_body, self._ended, self._head_bytes = False, True, 0
             super().on_message_complete()
@@ -354,7 +364,7 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
             self._patience = min(idle, self._patience + self._paused - self.loop.time() + PIECE / LEAST)
             if self._going is not None:
                 self._go_on()
-            if self._closing:
+            if self._closing and not self.flow.write_paused:
                 self.transport.close()
 
         def _stop_stall(self) -> None:
@@ -418,6 +428,7 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
                 + b"content-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b" % (more, len(body), body)
             )
             refused(code)
+            log.debug("a request was refused: %d %s", status, code, extra=fields(status=status, code=code))
 
         def _end(self) -> None:
             """Closes the connection: at once where all that was announced has come, else after a moment."""
@@ -438,7 +449,10 @@ def limited(idle: float, connections: int, begin: Begin, refused: Callable[[str]
 
         def shutdown(self) -> None:
             self._stopping = True
-            if self._due:
+            if self._arrival is not None and self._arrival.turn is not None:
+                self._stop_pace()
+                self._lose(stopping(), b"retry-after: 2\r\n")
+            elif self._due:
                 super().shutdown()
             else:
                 self._close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -19,13 +20,12 @@ from .commits import Commits, Done
 from .door import Door
 from .federation import Answer, Federation, Seat
 from .leases import Leases
+from .logs import fields, log
 from .members import Member
-from .refusals import Refused, unknown_job
+from .refusals import Refused, busy, unknown_job
 from .replies import Replies, Reply
 from .request import Request
 from .wire import Buffer, UpdateHead, WireError
-
-log = logging.getLogger("aflock.server")
 
 Send = Callable[[Reply], None]
 
@@ -53,10 +53,12 @@ class Intake:
         """`room` bytes of bodies at a time; `admit` raises for who may not come in; `refused` counts refusals."""
         self._federation, self._commits, self._leases, self._door = federation, commits, leases, door
         self.largest, self._admit, self._refused = largest, admit, refused
-        self._bodies = Bodies(room)
-        self.replies = Replies(federation, leases, self._bodies)
+        self.bodies = Bodies(room)
+        self.replies = Replies(federation, leases, self.bodies)
         self._arriving: dict[tuple[str, int], list[asyncio.Future[Answer]]] = {}
         """Those that are being written, and who has sent the same again."""
+        self._coming: Counter[str] = Counter()
+        """How many bodies of each client are on their way."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def is_arriving(self, name: str, job: int) -> bool:
@@ -91,13 +93,33 @@ class Intake:
 
     async def _read(self, request: Request, seat: Seat, job: int, head: UpdateHead, length: int) -> Answer:
         self._federation.check_head(seat, job, head, length)
-        await self._bodies.take(length)
+        if self._is_crowding(seat.name):
+            raise busy("busy", "you are sending this update already, twice")
+        self.came(seat.name)
         try:
-            body = self._bodies.blank(length)
-            await request.read(body)
-            return await self._taken(seat, job, head, body, request.option("next") == "1")
+            await self.bodies.take(length)
+            try:
+                body = self.bodies.blank(length)
+                await request.read(body)
+                return await self._taken(seat, job, head, body, request.option("next") == "1")
+            finally:
+                self.bodies.give_back(length)
         finally:
-            self._bodies.give_back(length)
+            self.left(seat.name)
+
+    def _is_crowding(self, name: str) -> bool:
+        """Nobody takes all places: one body of a client may come, and another if the line of the first is dead."""
+        return self._coming[name] >= 2
+
+    def came(self, name: str) -> None:
+        """A body of that client is on its way."""
+        self._coming[name] += 1
+
+    def left(self, name: str) -> None:
+        """It is not any more."""
+        self._coming[name] -= 1
+        if not self._coming[name]:
+            del self._coming[name]
 
     async def _taken(self, seat: Seat, job: int, head: UpdateHead, body: Buffer, more: bool) -> Answer:
         """What came of an update that is here."""
@@ -123,7 +145,7 @@ class Intake:
         return answer
 
     async def _suspend(self, member: Member, why: str) -> None:
-        log.warning("%s is suspended: %s", member.name, why)
+        log.warning("%s is suspended: %s", member.name, why, extra=fields(event="suspend", client=member.name, why=why))
         await self._commits.submit("suspend", name=member.name, gen=member.generation)
         self._leases.end(member.name)
         self._door.forgive(member.name)  # invited again, it begins anew
@@ -144,21 +166,22 @@ class Intake:
             seat, job = self._federation.seat(member.name), int(target[1])
             head, length = UpdateHead.parse(headers), wire.number(headers, "content-length")
             self._federation.check_head(seat, job, head, length)
-            if length <= SHORT and not self._bodies.has_room(length):
+            if self._is_crowding(member.name) or (length <= SHORT and not self.bodies.has_room(length)):
                 return None  # all of it may be here already: there is nothing to hold back
             self._door.count(member.name)
         except (Refused, WireError):  # it is refused again, in the way that can say so
             return None
-        return Arrival(
-            self._bodies, self.take, member, seat, job, head, length, target[2] == b"1", headers.get(wire.HAVE)
-        )
+        except Exception:  # the parser would take it for bad HTTP
+            log.exception("an update could not be begun")
+            return None
+        return Arrival(self, member, seat, job, head, length, target[2] == b"1", headers.get(wire.HAVE))
 
     def take(self, arrival: Arrival, send: Send) -> None:
         """An update is here."""
         a, federation = arrival, self._federation
         try:
             federation.check_vectors(a.head, a.body)
-        except Refused:
+        except Exception:  # it is looked at again, where it can be answered
             usual = False
         else:
             usual = federation.holds(a.seat, a.job) and (a.seat.name, a.job) not in self._arriving
@@ -175,6 +198,9 @@ class Intake:
             answer = await self._judged(a.member, self._taken(a.seat, a.job, a.head, a.body, a.more))
         except Refused as refusal:
             self._answer(a, send, None, refusal)
+        except Exception:
+            log.exception("the update for job %d of %s failed", a.job, a.member.name)
+            self._answer(a, send, None, Refused(500, "internal", "the server made a mistake"))
         else:
             self._answer(a, send, answer, None)
 
@@ -188,10 +214,25 @@ class Intake:
             self._refused(refused.code)
             reply = replies.refusal(refused)
         if log.isEnabledFor(logging.DEBUG):
-            fields = {"client": a.member.name, "method": "POST", "what": f"/v1/jobs/{a.job}/update"}
-            log.debug("POST /v1/jobs/%d/update of %s: %d", a.job, a.member.name, reply.status,
-                      extra={"fields": {**fields, "status": reply.status}})  # fmt: skip
+            self._log(a, reply.status, answer, refused)
         send(reply)
+
+    def _log(self, a: Arrival, status: int, answer: Answer | None, refused: Refused | None) -> None:
+        what = f"/v1/jobs/{a.job}/update"
+        about: dict[str, Any] = {
+            "client": a.member.name,
+            "method": "POST",
+            "what": what,
+            "status": status,
+            "job": a.job,
+        }
+        if answer is not None:
+            receipt = answer.receipt
+            about |= {"outcome": receipt.outcome, "staleness": receipt.staleness, "version": answer.version}
+        elif refused is not None:
+            about |= {"code": refused.code}
+        came = about.get("outcome") or about.get("code")
+        log.debug("POST %s of %s: %d %s", what, a.member.name, status, came, extra=fields(**about))
 
     # -- both -------------------------------------------------------------------------------------------------------
 
@@ -216,20 +257,22 @@ class Intake:
             self._commits.put(record, body, settled)
         except Refused as refusal:
             settled(None, refusal)
+        except Exception:
+            log.exception("the update for job %d of %s could not be handed in", job, seat.name)
+            settled(None, Refused(500, "internal", "the server made a mistake"))
 
 
 class Arrival:
     """An update on the short way: whoever reads from the network fills its body, once there is a place for it."""
 
     __slots__ = (
-        "_bodies", "_early", "_take", "body", "filled", "have", "head",
+        "_bodies", "_early", "_intake", "body", "filled", "have", "head",
         "job", "length", "member", "more", "seat", "turn",
     )  # fmt: skip
 
     def __init__(
         self,
-        bodies: Bodies,
-        take: Callable[[Arrival, Send], None],
+        intake: Intake,
         member: Member,
         seat: Seat,
         job: int,
@@ -238,12 +281,15 @@ class Arrival:
         more: bool,
         have: str | None,
     ) -> None:
-        self._bodies, self._take, self.member, self.seat, self.job, self.head = bodies, take, member, seat, job, head
+        self._intake, self._bodies, self.member, self.seat, self.job, self.head = (
+            intake, intake.bodies, member, seat, job, head,
+        )  # fmt: skip
         self.length, self.filled, self.more, self.have = length, 0, more, have
-        self.turn = bodies.ask(length)
+        self.body = self._bodies.blank(length) if self._bodies.has_room(length) else memoryview(b"")
+        self.turn = self._bodies.ask(length)
         """Done when there is a place; None if there was one at once."""
-        self.body = bodies.blank(length) if self.turn is None else memoryview(b"")
         self._early = bytearray()
+        intake.came(member.name)
 
     def space(self) -> memoryview:
         """Where the next bytes go."""
@@ -267,10 +313,11 @@ class Arrival:
 
     def finish(self, send: Send) -> None:
         """All of it is here; `send` is called with the answer, once."""
-        self._take(self, send)
+        self._intake.take(self, send)
 
     def abandon(self) -> None:
         """The body is not needed any more."""
+        self._intake.left(self.member.name)
         if self.turn is None:
             self._bodies.give_back(self.length)
         else:

@@ -16,10 +16,10 @@ def write(folder: Path, name: str, out: Path | None = None, *, again: bool = Fal
 
     def deliver(token: str) -> None:
         authority = tls.ca_text(folder) if serve.has_own_authority(folder) else None
-        contents = {token_file: members.token_text(token, authority)}
+        contents: list[tuple[Path, str | bytes]] = [(token_file, members.token_text(token, authority))]
         if mtls:
-            contents |= dict(zip((certificate, key), tls.issue_client(folder, name), strict=True))
-        for file, content in contents.items():
+            contents += zip((certificate, key), tls.issue_client(folder, name), strict=True)
+        for file, content in contents:
             members.write_new(file, content)
             written.append(file)
 

@@ -6,8 +6,13 @@ import argparse
 import logging
 from pathlib import Path
 
+from ..errors import AflockError
 from ..extras import need
-from .recipe import load
+from .recipe import load, reason
+
+
+class TrainingFailed(AflockError):
+    """The code of a recipe has raised something, which is the cause of this."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,5 +31,10 @@ def run(options: argparse.Namespace) -> int:
         certificate=None if options.certificate is None else Path(options.certificate),
         key=None if options.key is None else Path(options.key),
     )
-    client.run(**recipe, jobs=options.jobs)
+    try:
+        client.run(**recipe, jobs=options.jobs)
+    except (AflockError, OSError):
+        raise
+    except Exception as error:
+        raise TrainingFailed(f"training failed in {options.recipe}: {reason(error)}") from error
     return 0

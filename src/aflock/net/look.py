@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..extras import need
-from ..memory import human
+from ..memory import counted, human
 
 Look = Callable[[], dict[str, Any]]
 
@@ -24,7 +25,7 @@ def show(where: str, *, token_file: str | None, ca: str | None, as_json: bool, o
     need("aiohttp", extra="net", what="a look at a server")
     token, found_ca = _token(token_file)
     url, ca = _place(where, ca or found_ca)
-    look = partial(_get, url, token, {"ca": ca, **trust})
+    look = partial(_get, url, token, {"ca": ca, **trust}, None if url == where else Path(where))
     found = look()
     if found["certificate"] and not found["verified"]:
         sys.stderr.write(
@@ -63,17 +64,36 @@ def _place(where: str, ca: str | None) -> tuple[str, str | None]:
     return address(folder), ca or (str(own) if has_own_authority(folder) and own.is_file() else None)
 
 
-def _get(url: str, token: str | None, trust: dict[str, Any]) -> dict[str, Any]:
+def _get(url: str, token: str | None, trust: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     from .glance import status
     from .refusals import Refused
+    from .trouble import Unavailable
 
     try:
         return status(url, token=token, **trust)
+    except Unavailable:
+        if folder is None or _runs(folder):
+            raise
+        text = f"the server of {folder} is not running (its last address was {url}); start it with aflock serve"
+        raise Unavailable(text) from None
     except Refused as refusal:
         if refusal.status != 401 or token is not None:
             raise
         text = f"{url} shows its status to members only; give a member's token with --token-file"
         raise Refused(401, refusal.code, text) from None
+
+
+def _runs(folder: Path) -> bool:
+    """Whether the process that last served the folder is alive; true where nobody can tell."""
+    from .serve import ADDRESS
+
+    try:
+        os.kill(int(json.loads((folder / ADDRESS).read_text(encoding="utf-8"))["pid"]), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # somebody else's, or no number of a process
+        return True
+    return True
 
 
 def _console() -> Any:
@@ -119,12 +139,12 @@ def table(found: dict[str, Any]) -> Any:
 def _summary(found: dict[str, Any]) -> list[str]:
     state = f"ended: {found['ended']}" if found["ended"] else found["state"]
     if found["waiting_for"]:
-        state += f", {found['waiting_for']} more clients are to come"
+        state += f", {counted(found['waiting_for'], 'more client')} to come"
     refused = ", ".join(f"{count} {code}" for code, count in found["refused"].items()) or "none"
     lines = [
         f"{found['strategy']}, {found['weights']:,} weights, {state}",
-        f"version {found['version']}, {found['updates']} updates ({found['updates_per_s']:g}/s over the last minute), "
-        f"{found['pending']} held, {found['open_jobs']} jobs out, {found['dropped']} given up",
+        f"version {found['version']}, {counted(found['updates'], 'update')} ({found['updates_per_s']:g}/s over the last "
+        f"minute), {found['pending']} held, {counted(found['open_jobs'], 'job')} out, {found['dropped']} given up",
         f"staleness {found['staleness_mean']:.2f} on average, {found['staleness_max']} at most; refused: {refused}",
         f"memory {human(found['memory'])}, up {found['up']:.0f} s",
     ]

@@ -105,7 +105,7 @@ def revoke(folder: Path, name: str) -> None:
 def names(folder: Path) -> dict[str, Member]:
     """All who were ever invited, the revoked ones included."""
     try:
-        return _read(_existing(folder) / "members.json")
+        return _read(existing(folder) / "members.json")
     except FileNotFoundError:
         return {}
 
@@ -120,7 +120,7 @@ class Members:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = _existing(folder) / "members.json"
+        self._file = existing(folder) / "members.json"
         self._seen: tuple[int, ...] = ()
         self.problem: str | None = None
         self._take({})
@@ -239,7 +239,7 @@ def alone(lock: Path) -> Iterator[None]:
 @contextmanager
 def _changing(folder: Path) -> Iterator[dict[str, Member]]:
     """The members, to be changed; written if nothing goes wrong meanwhile."""
-    with alone(_existing(folder) / "members.lock"):
+    with alone(existing(folder) / "members.lock"):
         members = names(folder)
         yield members
         entries = {member.name: _entry(member) for member in members.values()}
@@ -263,7 +263,7 @@ def write_new(path: Path, content: str | bytes) -> None:
     except FileNotFoundError:
         raise InputError(f"the folder {path.parent} does not exist; make it, or choose another place") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}); choose another place") from None
+        raise InputError(f"{path} cannot be made ({error.strerror}); expected a place you may write to") from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -283,7 +283,8 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
+    """The folder of a federation, if it is there."""
     if not folder.is_dir():
         raise InputError(f"the folder {folder} does not exist; expected the folder of a federation")
     return folder

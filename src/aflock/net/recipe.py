@@ -2,7 +2,7 @@
 
 model = nn.Linear(784, 10)              an nn.Module or an aflock model, or a function that returns one
 batches = DataLoader(...)               (x, y), again and again; or a function that returns such
-local, steps, examples                  optional, as for aflock.Client.run
+local, steps, examples, loss, buffers   optional, as for aflock.Client.run
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import importlib.util
 import inspect
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ..errors import InputError
+from ..errors import AflockError, InputError
 
-_OPTIONAL = ("local", "steps", "examples")
+_OPTIONAL = ("local", "steps", "examples", "loss", "buffers")
 
 
 def load(file: str | Path) -> dict[str, Any]:
@@ -23,18 +24,34 @@ def load(file: str | Path) -> dict[str, Any]:
     path = Path(file)
     if not path.is_file():
         raise InputError(f"{path} does not exist; expected a Python file that defines `model` and `batches`")
+    try:
+        return _found(path, _executed(path))
+    except AflockError:
+        raise
+    except Exception as error:
+        raise InputError(f"{path} cannot be run: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """What somebody else's code has raised, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
+
+
+def _executed(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("aflock_recipe", path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python file; expected a name that ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["aflock_recipe"] = module  # what it defines must be importable by those who pickle it
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent.resolve()))
+    return module
+
+
+def _found(path: Path, module: ModuleType) -> dict[str, Any]:
     found = {name: getattr(module, name) for name in ("model", "batches", *_OPTIONAL) if hasattr(module, name)}
     for name in ("model", "batches"):
         if name not in found:

@@ -43,6 +43,11 @@ def ended(why: str) -> Refused:
     return Refused(410, "ended", f"the federation has ended: {why}")
 
 
+def stopping() -> Refused:
+    """The server is about to end."""
+    return busy("stopping", "the server is stopping; try again", 2.0)
+
+
 def busy(code: str, text: str, retry_after: float = 1.0) -> Refused:
     """Not now."""
     return Refused(503, code, text, retry_after)

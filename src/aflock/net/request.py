@@ -10,12 +10,11 @@ from urllib.parse import parse_qsl
 
 from . import bodies, wire
 from .bodies import Receive
+from .logs import fields, log
 from .refusals import Refused
 from .wire import Buffer
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-log = logging.getLogger("aflock.server")
 
 _SHORT = 1 << 16
 """Most bytes of a body that is no update; an unread one of that size does not end the connection."""
@@ -41,6 +40,8 @@ class Request:
         self.torn = False
         """Whether a part of the body was read, and the rest did not come."""
         self.answered = False
+        self.code = ""
+        """Of its refusal."""
 
     @property
     def length(self) -> int:
@@ -112,5 +113,6 @@ class Request:
         await self.answer(status, [json.dumps(value).encode()], "application/json", headers)
 
     def _log(self, status: int) -> None:
-        fields = {"client": self.client, "method": self.method, "what": self.what, "status": status}
-        log.debug("%s %s of %s: %d", self.method, self.what, self.client or "?", status, extra={"fields": fields})
+        about = {"client": self.client, "method": self.method, "what": self.what, "status": status, "code": self.code}
+        text = "%s %s of %s: %d %s" if self.code else "%s %s of %s: %d%s"
+        log.debug(text, self.method, self.what, self.client or "?", status, self.code, extra=fields(**about))

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import AflockError
+from ..memory import counted
 from ..types import Vector
 from .answers import Answer, Hello, Pulled
 from .keep import Keep, Parcel
@@ -98,7 +99,7 @@ class Run:
             self._worker.close()
             if self._member is not None:
                 self._member.close()
-        log.info("the run is over (%s): %d jobs, version %d", why, self._jobs, self._version)
+        log.info("the run is over (%s): %s, version %d", why, counted(self._jobs, "job"), self._version)
         return Summary(why, self._jobs, self._version, self._last)
 
     async def _work(self) -> Why:
@@ -132,6 +133,10 @@ class Run:
 
     def _greeted(self, hello: Hello) -> None:
         self._version = hello.version
+        if hello.number is None:
+            waits = "%s takes part in federation %s, which waits for more clients: %s, version %d"
+            log.info(waits, hello.name, hello.federation, hello.strategy, hello.version)
+            return
         log.info(
             "%s is client %s of federation %s, which is %s: %s, version %d", hello.name, hello.number, hello.federation,
             hello.state, hello.strategy, hello.version,

@@ -22,12 +22,11 @@ from ..errors import AflockError, InputError
 from ..files import write_whole
 from . import room, tls, warm
 from .evaluation import Evaluator
+from .logs import fields, log
 from .members import Members
 from .service import Service
 from .settings import Settings
 from .store import Store
-
-log = logging.getLogger("aflock.server")
 
 ADDRESS = "address.json"
 """Where commands on the same machine find a running server."""
@@ -76,6 +75,7 @@ def _serve_on(
     url = f"{'https' if secure else 'http'}://{_shown(server.host)}:{listening.getsockname()[1]}"
     known = {"url": url, "pid": os.getpid(), "ca": bool(certificates and certificates.ca)}
     write_whole(folder / ADDRESS, json.dumps(known))
+    log.info("serving at %s", url, extra=fields(event="start", url=url, version=store.federation.version))
     for line in _greeting(store, url, folder, certificates):
         say(line)
     memory.return_large_blocks()
@@ -172,7 +172,11 @@ def _greeting(store: Store, url: str, folder: Path, certificates: tls.Certificat
     else:
         yield "plain HTTP: tokens and vectors can be read on the way"
     if store.recovered or federation.version:
-        yield f"going on at version {federation.version}, after {federation.counts.updates} updates"
+        on = "at" if federation.ended else "going on at"
+        yield f"{on} version {federation.version}, after {federation.counts.updates} updates"
+    if federation.ended:
+        yield f"this federation has ended ({federation.ended}): clients are told so; its model: aflock export {folder}"
+        return
     yield f"invite a client:  aflock invite {folder} alice"
     yield f"it then runs:     aflock join {url} --token-file alice.token --recipe my_client.py"
 

@@ -7,7 +7,6 @@ answered when the record is on disk and has happened (commits.py). What waits fo
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,16 +21,15 @@ from .commits import Commits
 from .door import Door
 from .intake import Intake
 from .leases import Leases
+from .logs import fields, log
 from .members import Member, Members
 from .metrics import Meter
-from .refusals import Refused, bad_token, busy, revoked, suspended, unknown_job
+from .refusals import Refused, bad_token, busy, revoked, stopping, suspended, unknown_job
 from .replies import Reply
 from .request import Request, Send
 from .store import Store
 
 Handler = Callable[["Request"], Awaitable[None]]
-
-log = logging.getLogger("aflock.server")
 
 _JOB_PATH = re.compile(r"/v1/jobs/([0-9]{1,18})/(update|heartbeat|decline)", re.ASCII)
 _LONGEST_WAIT = 60.0
@@ -65,6 +63,9 @@ class Service:
         self._advice = store.settings.advice()
         self._waiters: dict[str, asyncio.Future[bool]] = {}
         self._problem: str | None = None
+        self._has_ended = bool(self.federation.ended)
+        self._sending = 0
+        """Bytes of models on their way to whoever only looks."""
         self.stopping = False
         self.on_version: Callable[[int], None] = lambda version: None
         self._seen_version = self.federation.version
@@ -98,7 +99,7 @@ class Service:
         except asyncio.CancelledError:  # the server stops, and this has taken too long
             if request.answered:
                 raise
-            await self._refuse(request, _stopping())
+            await self._refuse(request, stopping())
         except Exception:
             log.exception("%s %s failed", request.method, request.what)
             if not request.answered:
@@ -134,7 +135,7 @@ class Service:
     def _admit(self, member: Member, *, hello: bool = False) -> None:
         self.meter.seen[member.name] = time.monotonic()
         if self.stopping:
-            raise _stopping()
+            raise stopping()
         seat = self.federation.seats.get(member.name)
         if seat is not None and seat.suspended and not (hello and member.generation != seat.generation):
             raise suspended()
@@ -146,6 +147,7 @@ class Service:
 
     async def _refuse(self, request: Request, refusal: Refused) -> None:
         self.refused(refusal.code)
+        request.code = refusal.code
         if request.client and request.unread_within(self.intake.largest):
             with suppress(Refused, Gone):
                 await request.skip(request.length)
@@ -193,7 +195,7 @@ class Service:
             if federation.begun and member.name not in federation.seats:
                 room.for_one_more(federation.strategy)
             await self._commits.submit("hello", name=member.name, gen=member.generation)
-            log.info("%s has come", member.name)
+            log.info("%s has come", member.name, extra=fields(event="hello", client=member.name))
         seat = federation.seats.get(member.name)
         await request.json(
             200,
@@ -259,7 +261,7 @@ class Service:
     def _enter_again(self, member: Member) -> None:
         """Much may have happened while somebody waited."""
         if self.stopping:
-            raise _stopping()
+            raise stopping()
         if member.name in self.members.revoked:
             raise revoked()
         if self.members.generations.get(member.name) != member.generation:
@@ -301,7 +303,8 @@ class Service:
         await self._commits.submit("leave", name=name)
         self.leases.end(name)
         self._wake(name)
-        log.info("%s has left", name)
+        how = "was revoked" if name in self.members.revoked else "has left"
+        log.info("%s %s", name, how, extra=fields(event="leave", client=name))
 
     async def _model(self, request: Request) -> None:
         self._enter(request)
@@ -311,7 +314,13 @@ class Service:
             await request.answer(304, [], "", headers)
         else:
             part = wire.encode(self.federation.model, "float32")
-            await request.answer(200, [part], "application/octet-stream", headers)
+            if self._sending and self._sending + part.nbytes > 4 * max(part.nbytes, _ROOM):
+                raise busy("busy", "too many are reading the model; try again", 5.0)  # each may hold an old one
+            self._sending += part.nbytes
+            try:
+                await request.answer(200, [part], "application/octet-stream", headers)
+            finally:
+                self._sending -= part.nbytes
 
     # -- what happens by itself -------------------------------------------------------------------------------------
 
@@ -324,6 +333,10 @@ class Service:
         if self.federation.version != self._seen_version:
             self._seen_version = self.federation.version
             self.on_version(self._seen_version)
+        if self.federation.ended and not self._has_ended:
+            self._has_ended, version = True, self.federation.version
+            why = self.federation.ended
+            log.info("the federation has ended: %s", why, extra=fields(event="end", version=version, why=why))
 
     def _wake_some(self) -> None:
         """Those who have waited longest and could get a job now."""
@@ -344,7 +357,7 @@ class Service:
         seat = self.federation.seats.get(name)
         if seat is None or self.intake.is_arriving(name, job) or not self.federation.holds(seat, job):
             return
-        log.info("the lease of %s on job %d ran out", name, job)
+        log.info("the lease of %s on job %d ran out", name, job, extra=fields(event="lease", client=name, job=job))
         try:
             await self._commits.submit("drop", name=name, j=job, why="lease ran out")
         except Refused:
@@ -364,6 +377,7 @@ class Service:
                 await self.leases.check()
                 if self._commits.full and _has_room(self.store.folder):
                     self._commits.full = False
+                    log.info("the disk has room again", extra=fields(event="room"))
             except Exception:  # without a next round no lease would ever run out
                 log.exception("looking after members and leases failed")
 
@@ -394,10 +408,6 @@ class Service:
         self.stop()
         await self._commits.close()
         self.store.close()
-
-
-def _stopping() -> Refused:
-    return busy("stopping", "the server is stopping; try again", 2.0)
 
 
 def _has_room(folder: Path) -> bool:

@@ -111,8 +111,10 @@ class Store:
         if not self.federation.id:
             self._found()
         self._trace.flush()
-        if self._trace.end < told:
-            log.error("trace.jsonl tells of more than the journal holds: acknowledged updates are lost; restore a backup")
+        if self._trace.end + self._trace.waiting < told:
+            log.error(
+                "trace.jsonl told of more than the journal holds: acknowledged updates are lost; restore a backup"
+            )
         return count
 
     def _load_newest(self, w0: Vector, damaged: list[Path]) -> tuple[int, int]:

@@ -31,6 +31,11 @@ class Trace:
         self._waiting = bytearray()
         self._full = False
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that the system has not taken yet."""
+        return len(self._waiting) + sum(map(len, self._lines))
+
     def add(self, line: str) -> None:
         """One more line; it never fails."""
         self._lines.append(line)

@@ -36,7 +36,7 @@ from .answers import Answer, Hello, Pulled, seconds
 from .glance import status
 from .keep import Parcel
 from .streams import LONGEST_STATUS, PIECE, document, fill, loaded, objection, pieces
-from .trouble import Nonsense, Unavailable, Untrusted, failure, nonsense
+from .trouble import Nonsense, Unavailable, Untrusted, failure, first_failure, nonsense
 from .urls import address, is_loopback, pem_text
 
 __all__ = [
@@ -261,8 +261,10 @@ class Session:
 
     def _failure(self, error: Exception) -> AflockError:
         """What went wrong; a server that misses a certificate just hangs up, so that is guessed."""
-        trouble = failure(error, self._base)
-        if self._anonymous and self._hello is None and isinstance(error, aiohttp.ServerDisconnectedError):
+        if self._hello is not None:
+            return failure(error, self._base)
+        trouble = first_failure(error, self._base)
+        if self._anonymous and isinstance(error, aiohttp.ServerDisconnectedError):
             return Unavailable(f"{trouble}; if it asks for certificates, give this client certificate= and key=")
         return trouble
 

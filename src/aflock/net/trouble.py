@@ -92,6 +92,15 @@ def failure(error: Exception, base: str) -> AflockError:
     return Unavailable(f"no answer from {base}: {_reason(error)}")
 
 
+def first_failure(error: Exception, base: str) -> AflockError:
+    """`failure`, before there was any answer: whoever expects TLS hangs up on plain HTTP."""
+    trouble = failure(error, base)
+    hung_up = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
+    if hung_up and base.startswith("http://") and isinstance(trouble, Unavailable):
+        return Unavailable(f"{trouble}; is it https://?")
+    return trouble
+
+
 def printable(text: object) -> str:
     """What a stranger says, fit for a terminal."""
     if not isinstance(text, str):

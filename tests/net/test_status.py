@@ -135,6 +135,12 @@ def test_plain_http_has_no_certificate_to_complain_about() -> None:
         assert _aflock("status", server.url, "--json")[::2] == (0, "")
 
 
+@pytest.mark.parametrize(("number", "says"), [(1, "1 more client to come"), (2, "2 more clients to come")])
+def test_one_is_not_many(number: int, says: str, tmp_path: Path) -> None:
+    with running(tmp_path / "fed", changes=[f"federation.clients={number}"], orderly=False) as server:
+        assert says in _aflock("status", server.url)[1]
+
+
 def test_a_status_of_ten_thousand_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     crowd = [{"name": f"{number:064}", "number": number, "what": "x" * 150} for number in range(10_000)]
     assert len(json.dumps(crowd)) > 2 << 20

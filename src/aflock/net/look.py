@@ -143,8 +143,8 @@ def _summary(found: dict[str, Any]) -> list[str]:
     refused = ", ".join(f"{count} {code}" for code, count in found["refused"].items()) or "none"
     lines = [
         f"{found['strategy']}, {found['weights']:,} weights, {state}",
-        f"version {found['version']}, {counted(found['updates'], 'update')} ({found['updates_per_s']:g}/s over the last "
-        f"minute), {found['pending']} held, {counted(found['open_jobs'], 'job')} out, {found['dropped']} given up",
+        f"version {found['version']}, {counted(found['updates'], 'update')} ({found['updates_per_s']:g}/s over the "
+        f"last minute), {found['pending']} held, {counted(found['open_jobs'], 'job')} out, {found['dropped']} given up",
         f"staleness {found['staleness_mean']:.2f} on average, {found['staleness_max']} at most; refused: {refused}",
         f"memory {human(found['memory'])}, up {found['up']:.0f} s",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
@@ -48,7 +48,7 @@ class Summary:
     why: Why
     jobs: int
     version: int
-    model: Vector | None
+    model: Vector | None = field(repr=False)
     """The last model that was pulled."""
 
 

@@ -152,12 +152,12 @@ class Intake:
 
     # -- the short way ----------------------------------------------------------------------------------------------
 
-    def begin(self, url: bytes, fields: Sequence[tuple[bytes, bytes]], peer: str | None) -> Arrival | None:
+    def begin(self, url: bytes, sent: Sequence[tuple[bytes, bytes]], peer: str | None) -> Arrival | None:
         """An update whose body may come now; None: whatever it is, it takes the ordinary way."""
         target = _TARGET.fullmatch(url)
         if target is None:
             return None
-        headers = {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in fields}
+        headers = {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in sent}
         if "expect" in headers or headers.get("connection", "keep-alive") != "keep-alive":
             return None
         try:

@@ -240,22 +240,20 @@ class FakeServer:
                 raise Sorry(410, "ended", "the federation has ended")
             job = self.coordinator.pull(seat.number, time.monotonic())
             if job is not None:
-                return self._job(request, seat, job, {})
+                return self._job(request, seat, job)
             if time.monotonic() >= until:
                 return web.Response(status=204)
             await asyncio.sleep(0.005)
 
-    def _job(self, request: web.Request, seat: Seat, job: Job, headers: dict[str, str]) -> web.Response:
+    def _job(self, request: web.Request, seat: Seat, job: Job, lines: str = "") -> web.Response:
         vectors = {"model": job.model, **job.extras}
         if request.headers.get(wire.HAVE) == str(job.version) and not job.first:
             vectors = {}
         assert job.id is not None
-        head = wire.JobHead(
-            job.id, job.version, seat.jobs, job.first, tuple(vectors), self.encoding, seat.staleness
-        ).headers()
+        head = wire.JobHead(job.id, job.version, seat.jobs, job.first, tuple(vectors), self.encoding, seat.staleness)
         seat.jobs += 1
         body = b"".join(bytes(wire.encode(vector, self.encoding)) for vector in vectors.values())
-        return web.Response(body=body, headers=head | headers)
+        return web.Response(body=body, headers=dict(wire.pairs(head.lines() + lines)))
 
     async def _update(self, request: web.Request, name: str) -> web.StreamResponse:
         seat, id = self._seat(name), int(request.match_info["id"])
@@ -283,13 +281,13 @@ class FakeServer:
         if request.query.get("next") == "1" and not self.ended:
             job = self.coordinator.pull(seat.number, time.monotonic())
             if job is not None:
-                return self._job(request, seat, job, wire.receipt_headers(seat.receipt, seat.version))
+                return self._job(request, seat, job, wire.receipt_lines(seat.receipt, seat.version))
         return self._receipt(seat)
 
     def _receipt(self, seat: Seat) -> web.Response:
         receipt = seat.receipt
         document = {"outcome": receipt.outcome, "staleness": receipt.staleness, "reason": receipt.reason}
-        headers = wire.receipt_headers(receipt, seat.version)
+        headers = dict(wire.pairs(wire.receipt_lines(receipt, seat.version)))
         return web.json_response(document | {"version": seat.version}, headers=headers)
 
     def _holds(self, seat: Seat, id: int) -> bool:

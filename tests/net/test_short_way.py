@@ -1,4 +1,4 @@
-"""Updates on the short way (http.py, intake.py): bodies that are cut, slow, many or oddly split, and their places.
+"""Updates on the short way (short.py, intake.py): bodies that are cut, slow, many or oddly split, and their places.
 
 Most tests talk over loopback to a server in a thread of this process, whose places can be looked at: when all is quiet,
 as many must be free as there were. Those of many clients and of a stop have a server process of their own.
@@ -29,9 +29,10 @@ import numpy as np
 import pytest
 import uvloop
 
-from aflock.net import http, members, tls
+from aflock.net import listen, members, short, tls
 from aflock.net.bodies import LARGE, MOST_KEPT, Bodies
 from aflock.net.commits import AT_ONCE, Commits
+from aflock.net.http import Limits
 from aflock.net.journal import JournalFull
 from aflock.net.members import Members
 from aflock.net.refusals import Refused
@@ -129,10 +130,8 @@ async def _serve(folder: Path, settings: Settings, context: ssl.SSLContext | Non
     p, loop, wrong = settings.section("server"), asyncio.get_running_loop(), list[str]()
     loop.set_exception_handler(lambda _, context: wrong.append(repr(context)))
     service = Service(Store(folder, settings), Members(folder))
-    protocol = http.limited(p.idle, p.connections, service.intake.begin, service.refused)
-    server = http.Server(http.configured(service, protocol, p.idle))
-    server.config.load()
-    server.config.ssl = context
+    limits = Limits(p.idle, p.connections, service.refused)
+    server = listen.Server(service, limits, service.intake.begin, context)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign]
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -243,7 +242,7 @@ def test_a_client_that_hangs_up_while_it_waits_is_passed_over(either: Inside) ->
 
 
 def test_a_slow_body_loses_its_place_and_the_next_one_takes_it(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "GRACE", QUICK)
+    monkeypatch.setattr(short, "GRACE", QUICK)
     with contextlib.ExitStack() as stack:
         peers = [working(large, f"slow-{k}") for k in range(3)]
         slow = [begun(large, peer, 1000, stack) for peer in peers[:2]]
@@ -263,7 +262,7 @@ def test_a_slow_body_loses_its_place_and_the_next_one_takes_it(large: Inside, mo
 
 def test_a_steady_body_may_take_its_time(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it keeps the pace that is asked for."""
-    monkeypatch.setattr(http, "GRACE", QUICK / 2)
+    monkeypatch.setattr(short, "GRACE", QUICK / 2)
     with contextlib.ExitStack() as stack:
         wire_ = begun(large, working(large, "steady"), 0, stack)
         for _ in range(16):
@@ -286,7 +285,7 @@ def test_nobody_takes_all_places(large: Inside) -> None:
 
 
 def test_who_waits_too_long_is_told_to_come_again(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PATIENCE", QUICK)
+    monkeypatch.setattr(short, "PATIENCE", QUICK)
     with contextlib.ExitStack() as stack:
         peers = [working(large, f"crowd-{k}") for k in range(3)]
         holding = [begun(large, peer, 1, stack) for peer in peers[:2]]

@@ -1,6 +1,6 @@
 """Updates on their way in: their bodies, their checks, and who else waits for the same receipt.
 
-Most updates are alike, and take the short way: no task, no messages, one buffer that the network fills (http.py). What
+Most updates are alike, and take the short way: no task, no messages, one buffer that the network fills (short.py). What
 is out of the ordinary (a retry, a crowd, a refusal, a body that waits to be asked for) takes the way of all other
 requests. Both end in `_put`.
 """
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from . import replies, wire
@@ -25,14 +24,12 @@ from .members import Member
 from .refusals import Refused, busy, unknown_job
 from .replies import Replies, Reply
 from .request import Request
-from .wire import Buffer, UpdateHead, WireError
+from .wire import Buffer, Headers, UpdateHead, WireError
 
 Send = Callable[[Reply], None]
 
 SHORT = 64 * 1024
 """Most bytes that are read at a time."""
-
-_TARGET = re.compile(rb"/v1/jobs/([0-9]{1,18})/update(?:\?next=([01]))?")
 
 
 class Intake:
@@ -152,18 +149,12 @@ class Intake:
 
     # -- the short way ----------------------------------------------------------------------------------------------
 
-    def begin(self, url: bytes, sent: Sequence[tuple[bytes, bytes]], peer: str | None) -> Arrival | None:
+    def begin(self, job: int, more: bool, headers: Headers, peer: str | None) -> Arrival | None:
         """An update whose body may come now; None: whatever it is, it takes the ordinary way."""
-        target = _TARGET.fullmatch(url)
-        if target is None:
-            return None
-        headers = {name.decode("latin-1"): value.decode("latin-1").strip(" \t") for name, value in sent}
-        if "expect" in headers or headers.get("connection", "keep-alive") != "keep-alive":
-            return None
         try:
             member = self._door.known(headers, peer)
             self._admit(member)
-            seat, job = self._federation.seat(member.name), int(target[1])
+            seat = self._federation.seat(member.name)
             head, length = UpdateHead.parse(headers), wire.number(headers, "content-length")
             self._federation.check_head(seat, job, head, length)
             if self._is_crowding(member.name) or (length <= SHORT and not self.bodies.has_room(length)):
@@ -174,7 +165,7 @@ class Intake:
         except Exception:  # the parser would take it for bad HTTP
             log.exception("an update could not be begun")
             return None
-        return Arrival(self, member, seat, job, head, length, target[2] == b"1", headers.get(wire.HAVE))
+        return Arrival(self, member, seat, job, head, length, more, headers.get(wire.HAVE))
 
     def take(self, arrival: Arrival, send: Send) -> None:
         """An update is here."""

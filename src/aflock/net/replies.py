@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import wire
@@ -21,15 +21,16 @@ class Reply(NamedTuple):
     status: int
     kind: str
     parts: Sequence[Buffer]
-    headers: Mapping[str, str]
+    lines: str = ""
+    """Headers beside those that describe the body, as they travel."""
 
 
 def refusal(refused: Refused) -> Reply:
     """Why nothing was done, and when to try again."""
     wait = refused.retry_after
-    headers = {} if wait is None else {"retry-after": str(math.ceil(wait))}  # HTTP knows whole seconds only
+    lines = "" if wait is None else f"retry-after: {math.ceil(wait)}\r\n"  # HTTP knows whole seconds only
     body = json.dumps({"error": str(refused), "code": refused.code}).encode()
-    return Reply(refused.status, "application/json", [body], headers)
+    return Reply(refused.status, "application/json", [body], lines)
 
 
 class Replies:
@@ -51,7 +52,7 @@ class Replies:
     def _job(self, given: Given, names: tuple[str, ...], parts: Sequence[Buffer]) -> Reply:
         job = given.job
         head = wire.JobHead(given.id, job.version, given.number, job.first, names, self._encoding, given.staleness)
-        return Reply(200, "application/octet-stream", parts, head.headers())
+        return Reply(200, "application/octet-stream", parts, head.lines())
 
     def _vectors(self, given: Given) -> tuple[tuple[str, ...], Sequence[Buffer]]:
         job, encoding = given.job, self._encoding
@@ -67,14 +68,14 @@ class Replies:
 
     def update(self, name: str, answer: Answer, have: str | None) -> Reply:
         """A receipt, and the next job with it where one was given."""
-        receipt, headers = answer.receipt, wire.receipt_headers(answer.receipt, answer.version)
+        receipt, lines = answer.receipt, wire.receipt_lines(answer.receipt, answer.version)
         if answer.given is not None:
             status, kind, parts, more = self.job(name, answer.given, have)
-            return Reply(status, kind, parts, {**more, **headers})
+            return Reply(status, kind, parts, more + lines)
         body = {
             "outcome": receipt.outcome,
             "staleness": receipt.staleness,
             "reason": receipt.reason,
             "version": answer.version,
         }
-        return Reply(200, "application/json", [json.dumps(body).encode()], headers)
+        return Reply(200, "application/json", [json.dumps(body).encode()], lines)

@@ -87,10 +87,8 @@ class Request:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def answer(
-        self, status: int, parts: Sequence[Buffer], kind: str, headers: Mapping[str, str] | None = None
-    ) -> None:
-        """Sends an answer whose body is made of these parts."""
+    async def answer(self, status: int, parts: Sequence[Buffer], kind: str, lines: str = "") -> None:
+        """Sends an answer whose body is made of these parts; with more headers, as they travel."""
         self.answered = True
         sent: list[tuple[bytes, bytes]] = []
         if status not in _BARE:
@@ -100,17 +98,16 @@ class Request:
             sent.append((b"connection", b"close"))
         if log.isEnabledFor(logging.DEBUG):
             self._log(status)
-        if headers:
-            sent += [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        sent += [(name.encode(), value.encode("latin-1", "replace")) for name, value in wire.pairs(lines)]
         await self._send({"type": "http.response.start", "status": status, "headers": sent})
         *most, last = bodies.pieces(parts) or [b""]
         for piece in most:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": last})
 
-    async def json(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+    async def json(self, status: int, value: Any) -> None:
         """Sends JSON."""
-        await self.answer(status, [json.dumps(value).encode()], "application/json", headers)
+        await self.answer(status, [json.dumps(value).encode()], "application/json")
 
     def _log(self, status: int) -> None:
         about = {"client": self.client, "method": self.method, "what": self.what, "status": status, "code": self.code}

@@ -122,15 +122,13 @@ def _run(store: Store, members: Members, listening: socket.socket, context: Any)
 
 
 async def _serve(store: Store, members: Members, listening: socket.socket, context: Any) -> int:
-    from . import http
+    from .http import Limits
+    from .listen import Server
 
     settings = store.settings.section("server")
     service = Service(store, members)
-    protocol = http.limited(settings.idle, settings.connections, service.intake.begin, service.refused)
-    config = http.configured(service, protocol, settings.idle)
-    config.load()
-    config.ssl = context
-    server = http.Server(config)
+    limits = Limits(settings.idle, settings.connections, service.refused)
+    server = Server(service, limits, service.intake.begin, context)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign]  # ours are below
     evaluator = Evaluator(store, service)
     service.on_version = evaluator.on_version

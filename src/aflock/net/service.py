@@ -155,7 +155,7 @@ class Service:
             await self._send(request, replies.refusal(refusal))
 
     async def _send(self, request: Request, reply: Reply) -> None:
-        await request.answer(reply.status, reply.parts, reply.kind, reply.headers)
+        await request.answer(reply.status, reply.parts, reply.kind, reply.lines)
 
     def refused(self, code: str) -> None:
         """One more request that was not granted."""
@@ -168,8 +168,8 @@ class Service:
 
     async def _ready(self, request: Request) -> None:
         why = "stopping" if self.stopping or self.failed else "the disk is full" if self._commits.full else ""
-        headers = {"retry-after": "2"} if why else {}
-        await request.answer(503 if why else 200, [(why or "ready").encode() + b"\n"], "text/plain", headers)
+        again = "retry-after: 2\r\n" if why else ""
+        await request.answer(503 if why else 200, [(why or "ready").encode() + b"\n"], "text/plain", again)
 
     async def _metrics(self, request: Request) -> None:
         self._may_look(request)
@@ -309,16 +309,18 @@ class Service:
     async def _model(self, request: Request) -> None:
         self._enter(request)
         version = str(self.federation.version)
-        headers = {"etag": f'"{version}"', wire.VERSION: version, wire.ENCODING: "float32", wire.VECTORS: "model"}
+        lines = (
+            f'etag: "{version}"\r\n{wire.VERSION}: {version}\r\n{wire.ENCODING}: float32\r\n{wire.VECTORS}: model\r\n'
+        )
         if request.headers.get("if-none-match") == f'"{version}"':
-            await request.answer(304, [], "", headers)
+            await request.answer(304, [], "", lines)
         else:
             part = wire.encode(self.federation.model, "float32")
             if self._sending and self._sending + part.nbytes > 4 * max(part.nbytes, _ROOM):
                 raise busy("busy", "too many are reading the model; try again", 5.0)  # each may hold an old one
             self._sending += part.nbytes
             try:
-                await request.answer(200, [part], "application/octet-stream", headers)
+                await request.answer(200, [part], "application/octet-stream", lines)
             finally:
                 self._sending -= part.nbytes
 

@@ -114,6 +114,11 @@ def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dic
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
+def pairs(lines: str) -> list[tuple[str, str]]:
+    """The headers in some lines of them, each ended as HTTP ends a line."""
+    return [(name, value) for name, _, value in (line.partition(": ") for line in lines.split("\r\n")[:-1])]
+
+
 def number(headers: Headers, name: str, default: int | None = None) -> int:
     """A header that is a number: decimal digits, at most 18 of them."""
     text = headers.get(name)
@@ -158,17 +163,13 @@ class JobHead(NamedTuple):
     encoding: str
     staleness: int = 0
 
-    def headers(self) -> dict[str, str]:
+    def lines(self) -> str:
         """As they travel."""
-        return {
-            JOB: str(self.job),
-            VERSION: str(self.version),
-            NUMBER: str(self.number),
-            FIRST: str(int(self.first)),
-            VECTORS: ",".join(self.vectors),
-            ENCODING: self.encoding,
-            LAST_STALENESS: str(self.staleness),
-        }
+        job, version, number, first, vectors, encoding, staleness = self
+        return (
+            f"{JOB}: {job}\r\n{VERSION}: {version}\r\n{NUMBER}: {number}\r\n{FIRST}: {first:d}\r\n"
+            f"{VECTORS}: {','.join(vectors)}\r\n{ENCODING}: {encoding}\r\n{LAST_STALENESS}: {staleness}\r\n"
+        )
 
     @classmethod
     def parse(cls, headers: Headers) -> Self:
@@ -215,10 +216,12 @@ class UpdateHead(NamedTuple):
         )
 
 
-def receipt_headers(receipt: Receipt, version: int) -> dict[str, str]:
+def receipt_lines(receipt: Receipt, version: int) -> str:
     """A receipt as it travels."""
-    headers = {OUTCOME: receipt.outcome, STALENESS: str(receipt.staleness), SERVER_VERSION: str(version)}
-    return headers | ({REASON: receipt.reason} if receipt.reason else {})
+    reason = f"{REASON}: {receipt.reason}\r\n" if receipt.reason else ""
+    return (
+        f"{OUTCOME}: {receipt.outcome}\r\n{STALENESS}: {receipt.staleness}\r\n{SERVER_VERSION}: {version}\r\n{reason}"
+    )
 
 
 def parse_receipt(headers: Headers) -> tuple[Receipt, int]:

@@ -256,6 +256,8 @@ class Coordinator:
 
     def _slots(self) -> float:
         """How many more jobs may be open now."""
+        if self.concurrency is None and not self._in_rounds:
+            return math.inf
         free = math.inf if self.concurrency is None else self.concurrency - len(self._at.open)
         cohort = self.strategy.cohort if self._in_rounds else None
         return free if cohort is None else min(free, cohort - len(self._at.round))
@@ -277,7 +279,9 @@ class Coordinator:
         self._next += 1
         self._now = now
         if self._emit is not None:
-            self._event("pull", now, client, ticket)
+            nothing = (None, None, None, "", "")
+            fields = ("pull", now, self.strategy.version, client, job.version, ticket[0], *nothing, job.first)
+            self._emit(tuple.__new__(Event, fields))
         return job
 
     # -- answers in -------------------------------------------------------------------------------------------------
@@ -311,7 +315,9 @@ class Coordinator:
                 at.idle.add(client)
         self._now = now
         if self._emit is not None:
-            self._event("arrival", now, client, ticket, update, receipt)
+            what = (int(update.steps), int(update.examples), receipt.staleness, receipt.outcome, receipt.reason)
+            fields = ("arrival", now, strategy.version, client, ticket.version, ticket.job, *what, ticket.first)
+            self._emit(tuple.__new__(Event, fields))
         if not same and (self._in_rounds or at.resting):
             at.wake(self._in_rounds)
         return receipt
@@ -448,34 +454,16 @@ class Coordinator:
         now: float,
         client: int | None = None,
         ticket: Ticket | None = None,
-        update: Update | None = None,
-        receipt: Receipt | None = None,
         *,
         reason: str = "",
     ) -> None:
+        """Says what happened, other than the two things that happen all the time: they say so themselves."""
         if kind != "refuse":
             self._now = now
         if self._emit is None:
             return
         job, version, first, _ = ticket or (None, None, False, None)
-        steps, examples = (int(update.steps), int(update.examples)) if update else (None, None)
-        staleness, outcome = (receipt.staleness, receipt.outcome) if receipt else (None, "")
-        reason = receipt.reason if receipt else reason
-        fields = (
-            kind,
-            now,
-            self.strategy.version,
-            client,
-            version,
-            job,
-            steps,
-            examples,
-            staleness,
-            outcome,
-            reason,
-            first,
-        )
-        self._emit(tuple.__new__(Event, fields))
+        self._emit(Event(kind, now, self.strategy.version, client, version, job, reason=reason, first=first))
 
     # -- state ------------------------------------------------------------------------------------------------------
 

@@ -62,15 +62,12 @@ class Bodies:
 
     def has_room(self, length: int) -> bool:
         """Whether there is a place now."""
-        return not self._waiting and self._fits(length)
-
-    def _fits(self, length: int) -> bool:
-        return self.room >= length or not self._placed
+        return not self._waiting and (self.room >= length or not self._placed)
 
     def ask(self, length: int) -> asyncio.Future[None] | None:
         """A place for a body, now or when that is done."""
         if self.has_room(length):
-            self._place(length)
+            self.place(length)
             return None
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((length, turn))
@@ -102,14 +99,17 @@ class Bodies:
     def give_back(self, length: int) -> None:
         """The body has been dealt with."""
         self._placed -= 1
-        self._free(length)
+        self.room += length
+        if self._waiting:
+            self._serve()
 
     def lend(self, model: memoryview) -> None:
         """A place for an old model, until nobody sends it any more."""
         self.room -= model.nbytes
         weakref.finalize(model.obj, self._free, model.nbytes)
 
-    def _place(self, length: int) -> None:
+    def place(self, length: int) -> None:
+        """A place for a body for which there is room; it is to be given back."""
         self.room -= length
         self._placed += 1
 
@@ -118,10 +118,10 @@ class Bodies:
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][0]):
+        while self._waiting and (self.room >= self._waiting[0][0] or not self._placed):
             length, turn = self._waiting.popleft()
             if not turn.done():
-                self._place(length)
+                self.place(length)
                 turn.set_result(None)
 
 

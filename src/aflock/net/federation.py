@@ -25,7 +25,7 @@ import numpy as np
 from .. import kernels
 from ..coordinator import Coordinator
 from ..errors import InputError, StateError
-from ..events import Event, Ticket
+from ..events import Event
 from ..types import Job, Receipt, State, Update, Vector
 from . import wire
 from .refusals import Refused, ended, unknown_job, unusable
@@ -57,19 +57,24 @@ class Seat:
     receipt: Receipt = field(default_factory=lambda: Receipt("rejected", 0))
     version: int = 0
 
+    def note(self, job: int, receipt: Receipt, version: int) -> None:
+        """It has answered a job, and was told that."""
+        staleness = receipt.staleness
+        self.uploads += 1
+        self.staleness, self.staleness_sum = staleness, self.staleness_sum + staleness
+        self.answered, self.receipt, self.version = job, receipt, version
+
 
 class Given(NamedTuple):
     """A job that was handed out."""
 
+    id: int
+    """The coordinator's number for it."""
     job: Job
     number: int
+    """How many jobs the client was given before."""
     staleness: int
-
-    @property
-    def id(self) -> int:
-        """The coordinator's number for it."""
-        assert self.job.id is not None
-        return self.job.id
+    """Of the client's last update."""
 
 
 class Answer(NamedTuple):
@@ -100,10 +105,12 @@ class Counts:
 
     def add(self, receipt: Receipt) -> None:
         """One more update."""
-        setattr(self, receipt.outcome, getattr(self, receipt.outcome) + 1)
-        self.staleness_sum += receipt.staleness
-        self.staleness_max = max(self.staleness_max, receipt.staleness)
-        self.staleness[bisect_left(HISTOGRAM, receipt.staleness)] += 1
+        outcome, staleness = receipt.outcome, receipt.staleness
+        setattr(self, outcome, getattr(self, outcome) + 1)
+        self.staleness_sum += staleness
+        if staleness > self.staleness_max:
+            self.staleness_max = staleness
+        self.staleness[bisect_left(HISTOGRAM, staleness)] += 1
 
 
 class Federation:
@@ -121,6 +128,9 @@ class Federation:
             on_event=on_event,
         )
         self.length = int(w0.size)
+        each = wire.size(p.encoding, self.length)
+        self.expected = {True: (("gradient",), each), False: (self.strategy.needs, each * len(self.strategy.needs))}
+        """The names and bytes of the vectors in an answer to a first job, and to others."""
         self._w0: Vector | None = w0
         self.id = ""
         self.epoch = 0.0
@@ -132,6 +142,10 @@ class Federation:
         self.begun = False
         self.ended = ""
         self._next = p.clients
+        self._kinds: dict[str, Callable[[Head, Buffer], Any]] = {
+            "open": self._on_open, "hello": self._on_hello, "pull": self._on_pull, "update": self._on_update,
+            "drop": self._on_drop, "leave": self._on_leave, "suspend": self._on_suspend, "end": self._on_end,
+        }  # fmt: skip
 
     # -- what can be asked ------------------------------------------------------------------------------------------
 
@@ -185,10 +199,6 @@ class Federation:
         ticket = self.coordinator.open_job(seat.number)
         return ticket is not None and ticket.job == job
 
-    def expected(self, ticket: Ticket) -> tuple[str, ...]:
-        """The vectors an answer to a job carries."""
-        return ("gradient",) if ticket.first else self.strategy.needs
-
     # -- at the door ------------------------------------------------------------------------------------------------
 
     def known(self, name: str, job: int) -> Answer | None:
@@ -201,12 +211,11 @@ class Federation:
         ticket = self.coordinator.open_job(seat.number)
         if ticket is None or ticket.job != job:
             raise unknown_job()
-        names = self.expected(ticket)
+        names, size = self.expected[ticket.first]
         if head.encoding != self.p.encoding:
             raise unusable(f"vectors are encoded as {head.encoding}; expected {self.p.encoding}")
         if head.vectors != names and sorted(head.vectors) != sorted(names):
             raise unusable(f"the update carries {', '.join(head.vectors) or 'nothing'}; expected {', '.join(names)}")
-        size = wire.size(head.encoding, self.length) * len(names)
         if length != size:
             raise unusable(f"the body has {length} bytes; expected {size}")
         if head.steps < 1 or head.examples < 1:
@@ -228,8 +237,9 @@ class Federation:
 
     def apply(self, head: Head, body: Buffer) -> Any:
         """Lets a record happen; what it returns depends on its kind. An error changes nothing."""
-        self.now = max(self.now, float(head["t"]))
-        return getattr(self, "_on_" + head["k"])(head, body)
+        if head["t"] > self.now:
+            self.now = float(head["t"])
+        return self._kinds[head["k"]](head, body)
 
     def _on_open(self, head: Head, body: Buffer) -> None:
         self.id, self.epoch = head["id"], head["epoch"]
@@ -271,9 +281,10 @@ class Federation:
         job = self.coordinator.pull(seat.number, self.now)
         if job is None:
             return None
+        assert job.id is not None
         self.counts.pulls += 1
-        seat.jobs += 1
-        return Given(job, seat.jobs - 1, seat.staleness)
+        number, seat.jobs = seat.jobs, seat.jobs + 1
+        return Given(job.id, job, number, seat.staleness)
 
     def _on_update(self, head: Head, body: Buffer) -> Answer:
         seat = self.seats.get(head["name"])
@@ -288,15 +299,11 @@ class Federation:
         except InputError as error:
             raise unusable(str(error)) from None
         self.counts.add(receipt)
-        seat.uploads += 1
-        seat.staleness = receipt.staleness
-        seat.staleness_sum += receipt.staleness
-        seat.answered, seat.receipt, seat.version = head["j"], receipt, self.version
-        version = self.version
+        version = self.strategy.version
+        seat.note(head["j"], receipt, version)
         self._end_when_spent()
         more = head.get("next") and not self.ended and self.coordinator.can_pull(seat.number)
-        given = self._give(seat) if more else None
-        return Answer(receipt, version, given)
+        return Answer(receipt, version, self._give(seat) if more else None)
 
     def _end_when_spent(self) -> None:
         budget = self._budget

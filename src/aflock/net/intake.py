@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from . import replies, wire
+from .arrival import Arrival
 from .bodies import Bodies
 from .commits import Commits, Done
 from .door import Door
@@ -25,8 +25,6 @@ from .refusals import Refused, busy, unknown_job
 from .replies import Replies, Reply
 from .request import Request
 from .wire import Buffer, Headers, UpdateHead, WireError
-
-Send = Callable[[Reply], None]
 
 SHORT = 64 * 1024
 """Most bytes that are read at a time."""
@@ -54,7 +52,7 @@ class Intake:
         self.replies = Replies(federation, leases, self.bodies)
         self._arriving: dict[tuple[str, int], list[asyncio.Future[Answer]]] = {}
         """Those that are being written, and who has sent the same again."""
-        self._coming: Counter[str] = Counter()
+        self._coming: dict[str, int] = {}
         """How many bodies of each client are on their way."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -106,17 +104,17 @@ class Intake:
 
     def _is_crowding(self, name: str) -> bool:
         """Nobody takes all places: one body of a client may come, and another if the line of the first is dead."""
-        return self._coming[name] >= 2
+        return self._coming.get(name, 0) >= 2
 
     def came(self, name: str) -> None:
         """A body of that client is on its way."""
-        self._coming[name] += 1
+        self._coming[name] = self._coming.get(name, 0) + 1
 
     def left(self, name: str) -> None:
         """It is not any more."""
-        self._coming[name] -= 1
-        if not self._coming[name]:
-            del self._coming[name]
+        others = self._coming.pop(name) - 1
+        if others:
+            self._coming[name] = others
 
     async def _taken(self, seat: Seat, job: int, head: UpdateHead, body: Buffer, more: bool) -> Answer:
         """What came of an update that is here."""
@@ -157,7 +155,8 @@ class Intake:
             seat = self._federation.seat(member.name)
             head, length = UpdateHead.parse(headers), wire.number(headers, "content-length")
             self._federation.check_head(seat, job, head, length)
-            if self._is_crowding(member.name) or (length <= SHORT and not self.bodies.has_room(length)):
+            room = self.bodies.has_room(length)
+            if self._is_crowding(member.name) or (length <= SHORT and not room):
                 return None  # all of it may be here already: there is nothing to hold back
             self._door.count(member.name)
         except (Refused, WireError):  # it is refused again, in the way that can say so
@@ -165,48 +164,47 @@ class Intake:
         except Exception:  # the parser would take it for bad HTTP
             log.exception("an update could not be begun")
             return None
-        return Arrival(self, member, seat, job, head, length, more, headers.get(wire.HAVE))
+        return Arrival(self, member, seat, job, head, length, more, headers.get(wire.HAVE), room)
 
-    def take(self, arrival: Arrival, send: Send) -> None:
+    def take(self, a: Arrival) -> None:
         """An update is here."""
-        a, federation = arrival, self._federation
         try:
-            federation.check_vectors(a.head, a.body)
+            self._federation.check_vectors(a.head, a.body)
         except Exception:  # it is looked at again, where it can be answered
             usual = False
         else:
-            usual = federation.holds(a.seat, a.job) and (a.seat.name, a.job) not in self._arriving
+            usual = self._federation.holds(a.seat, a.job) and (a.seat.name, a.job) not in self._arriving
         if usual:
-            self._put(a.seat, a.job, a.head, a.body, a.more, lambda *result: self._answer(a, send, *result))
+            self._put(a.seat, a.job, a.head, a.body, a.more, a.answered)
         else:
-            task = asyncio.get_running_loop().create_task(self._take_otherwise(a, send))
+            task = asyncio.get_running_loop().create_task(self._take_otherwise(a))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _take_otherwise(self, a: Arrival, send: Send) -> None:
+    async def _take_otherwise(self, a: Arrival) -> None:
         """It came twice, or too late, or is of no use."""
         try:
             answer = await self._judged(a.member, self._taken(a.seat, a.job, a.head, a.body, a.more))
         except Refused as refusal:
-            self._answer(a, send, None, refusal)
+            a.answered(None, refusal)
         except Exception:
             log.exception("the update for job %d of %s failed", a.job, a.member.name)
-            self._answer(a, send, None, Refused(500, "internal", "the server made a mistake"))
+            a.answered(None, Refused(500, "internal", "the server made a mistake"))
         else:
-            self._answer(a, send, answer, None)
+            a.answered(answer, None)
 
-    def _answer(self, a: Arrival, send: Send, answer: Answer | None, refused: Refused | None) -> None:
-        a.abandon()
+    def reply(self, a: Arrival, answer: Answer | None, refused: Refused | None) -> Reply:
+        """What an update is answered with."""
         if answer is not None:
-            self._door.forgive(a.member.name)
-            reply = self.replies.update(a.member.name, answer, a.have)
+            self._door.forgive(a.seat.name)
+            reply = self.replies.update(a.seat.name, answer, a.have)
         else:
             assert refused is not None
             self._refused(refused.code)
             reply = replies.refusal(refused)
         if log.isEnabledFor(logging.DEBUG):
             self._log(a, reply.status, answer, refused)
-        send(reply)
+        return reply
 
     def _log(self, a: Arrival, status: int, answer: Answer | None, refused: Refused | None) -> None:
         what = f"/v1/jobs/{a.job}/update"
@@ -251,68 +249,6 @@ class Intake:
         except Exception:
             log.exception("the update for job %d of %s could not be handed in", job, seat.name)
             settled(None, Refused(500, "internal", "the server made a mistake"))
-
-
-class Arrival:
-    """An update on the short way: whoever reads from the network fills its body, once there is a place for it."""
-
-    __slots__ = (
-        "_bodies", "_early", "_intake", "body", "filled", "have", "head",
-        "job", "length", "member", "more", "seat", "turn",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        intake: Intake,
-        member: Member,
-        seat: Seat,
-        job: int,
-        head: UpdateHead,
-        length: int,
-        more: bool,
-        have: str | None,
-    ) -> None:
-        self._intake, self._bodies, self.member, self.seat, self.job, self.head = (
-            intake, intake.bodies, member, seat, job, head,
-        )  # fmt: skip
-        self.length, self.filled, self.more, self.have = length, 0, more, have
-        self.body = self._bodies.blank(length) if self._bodies.has_room(length) else memoryview(b"")
-        self.turn = self._bodies.ask(length)
-        """Done when there is a place; None if there was one at once."""
-        self._early = bytearray()
-        intake.came(member.name)
-
-    def space(self) -> memoryview:
-        """Where the next bytes go."""
-        return self.body[self.filled :]
-
-    def feed(self, chunk: Buffer) -> None:
-        """The next bytes."""
-        if self.turn is not None:
-            self._early += chunk
-            return
-        end = self.filled + len(chunk)
-        self.body[self.filled : end] = chunk
-        self.filled = end
-
-    def place(self) -> bytearray:
-        """There is a place now; what has come beyond the body is returned."""
-        self.turn, self.body = None, self._bodies.blank(self.length)
-        early, self._early = self._early, bytearray()
-        self.feed(early[: self.length])
-        return early[self.length :]
-
-    def finish(self, send: Send) -> None:
-        """All of it is here; `send` is called with the answer, once."""
-        self._intake.take(self, send)
-
-    def abandon(self) -> None:
-        """The body is not needed any more."""
-        self._intake.left(self.member.name)
-        if self.turn is None:
-            self._bodies.give_back(self.length)
-        else:
-            self._bodies.withdraw(self.length, self.turn)
 
 
 def _settle(future: asyncio.Future[Answer], answer: Answer | None, refusal: Refused | None) -> None:

@@ -118,6 +118,8 @@ class Journal:
         self._older: dict[int, int] = {}  # first seq and bytes of the others
         self._failure: str | None = None
         self._closed = False
+        self.written = 0
+        """Bytes, since the folder was opened."""
         try:
             _make_folder(folder)
             self._folder = os.open(folder, os.O_RDONLY)
@@ -174,12 +176,14 @@ class Journal:
         batch = [each if isinstance(each, Entry) else entry(*each) for each in entries]
         if not batch:
             return self._usable().next
-        segment = self._with_room(sum(_FRAME_BYTES + len(each.head) + len(each.body) for each in batch))
+        size = sum([_FRAME_BYTES + len(head) + len(body) for head, body, _ in batch])
+        segment = self._with_room(size)
         first = segment.next
         with self._all_or_nothing(partial(segment.cut, segment.end, first)):
-            segment.append(list(_frames(batch, first, segment.mark)))
+            segment.append(_frames(batch, first, segment.mark))
             self._sync(segment)
             segment.next += len(batch)
+        self.written += size
         return first
 
     def rotate(self) -> None:
@@ -455,16 +459,22 @@ class _Segment:
         return data
 
 
-def _frames(batch: Sequence[Entry], first: int, mark: bytes) -> Iterator[Buffer]:
+def _frames(batch: Sequence[Entry], first: int, mark: bytes) -> list[Buffer]:
+    frames: list[Buffer] = []
     for seq, (head, body, checksum) in enumerate(batch, first):
-        yield _sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head
+        frames.append(_sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head)
         if body:
-            yield body
+            frames.append(body)
+    return frames
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
     """Writes the buffers one after the other without joining them; returns where they end."""
-    rest, done = [memoryview(buffer) for buffer in buffers], 0
+    if len(buffers) <= _IOV_MAX:
+        written = os.pwritev(descriptor, buffers, place)
+        if written == sum(map(len, buffers)):  # as nearly always
+            return place + written
+    rest, done = [memoryview(buffer) for buffer in buffers], 0  # again from the beginning: that loses nothing
     while done < len(rest):
         written = os.pwritev(descriptor, rest[done : done + _IOV_MAX], place)
         if not written:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..types import Job
 from . import wire
 from .bodies import Bodies
 from .federation import Answer, Federation, Given
@@ -39,32 +40,32 @@ class Replies:
     def __init__(self, federation: Federation, leases: Leases, bodies: Bodies) -> None:
         self._federation, self._leases, self._bodies = federation, leases, bodies
         self._encoding: str = federation.p.encoding
-        self._made: tuple[object, int, tuple[str, ...], list[memoryview]] = (None, -1, (), [])
+        self._made: tuple[int, object, str, list[memoryview]] = (-1, None, "", [])
 
     def job(self, name: str, given: Given, have: str | None) -> Reply:
         """A job; without its body if the client has that version of the model (`have`) and there is nothing else."""
-        job = given.job
-        self._leases.begin(name, given.id)
-        if have is not None and have == str(job.version) and not job.first and not job.extras:
-            return self._job(given, (), [])
-        return self._job(given, *self._vectors(given))
+        id, job, number, staleness = given
+        self._leases.begin(name, id)
+        has_it = have is not None and have == str(job.version) and not job.first and not job.extras
+        common, parts = (self._common(job, ()), ()) if has_it else self._vectors(job)
+        return Reply(200, "application/octet-stream", parts, wire.job_lines(id, number, staleness) + common)
 
-    def _job(self, given: Given, names: tuple[str, ...], parts: Sequence[Buffer]) -> Reply:
-        job = given.job
-        head = wire.JobHead(given.id, job.version, given.number, job.first, names, self._encoding, given.staleness)
-        return Reply(200, "application/octet-stream", parts, head.lines())
+    def _common(self, job: Job, names: Sequence[str]) -> str:
+        return wire.version_lines(job.version, job.first, names, self._encoding)
 
-    def _vectors(self, given: Given) -> tuple[tuple[str, ...], Sequence[Buffer]]:
-        job, encoding = given.job, self._encoding
-        if self._made[0] is job.extras and self._made[1] == job.version and not job.first:
-            return self._made[2], self._made[3]
-        vectors = {"model": job.model, **job.extras}
-        parts = [wire.encode(wire.bounded(vector, encoding), encoding) for vector in vectors.values()]
+    def _vectors(self, job: Job) -> tuple[str, Sequence[Buffer]]:
+        """What all jobs of a version have in common, made once."""
+        version, extras, lines, parts = self._made
+        if extras is job.extras and version == job.version and not job.first:
+            return lines, parts
+        vectors, encoding = {"model": job.model, **job.extras}, self._encoding
+        lines = self._common(job, tuple(vectors))
+        encoded = [wire.encode(wire.bounded(vector, encoding), encoding) for vector in vectors.values()]
         if not job.first:
-            for old in self._made[3]:
+            for old in parts:
                 self._bodies.lend(old)
-            self._made = (job.extras, job.version, tuple(vectors), parts)
-        return tuple(vectors), parts
+            self._made = (job.version, job.extras, lines, encoded)
+        return lines, encoded
 
     def update(self, name: str, answer: Answer, have: str | None) -> Reply:
         """A receipt, and the next job with it where one was given."""

@@ -18,10 +18,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from . import bodies
+from .arrival import Arrival
 from .bodies import GRACE, LEAST, PATIENCE, PIECE
 from .deadline import Deadline
 from .http import FIRST_LINES, HEADER_BYTES, Connection, Limits
-from .intake import SHORT, Arrival
+from .intake import SHORT
 from .refusals import Refused, stopping
 from .replies import Reply
 from .wire import Buffer, Headers
@@ -59,7 +60,8 @@ def read_head(data: Buffer, length: int) -> Head | None:
     if found is None:
         return None
     fields = _FIELD.findall(found[3].decode("ascii"))
-    headers = {name.lower(): value for name, value in fields}
+    names, values = zip(*fields, strict=True)
+    headers = dict(zip(map(str.lower, names), values, strict=True))
     if len(headers) < len(fields) or not _FRAMING.isdisjoint(headers):
         return None
     if "connection" in headers and headers["connection"] != "keep-alive":
@@ -202,15 +204,16 @@ class ShortWay(Connection):
         turn = self._turn
         if turn.disconnected or self.transport.is_closing():
             return
-        size = sum(map(len, reply.parts))
+        status, kind, parts, lines = reply
+        size = sum(map(len, parts))
         end = "" if turn.keep_alive else "connection: close\r\n"
-        lines = f"content-type: {reply.kind}\r\ncontent-length: {size}\r\n{reply.lines}{end}\r\n"
-        head = (FIRST_LINES[reply.status] + lines).encode("latin-1", "replace")
+        text = f"{FIRST_LINES[status]}content-type: {kind}\r\ncontent-length: {size}\r\n{lines}{end}\r\n"
+        head = text.encode("latin-1", "replace")
         if size > PIECE or self.flow.write_paused:
-            self._going = deque([head, *bodies.pieces(reply.parts)])
+            self._going = deque([head, *bodies.pieces(parts)])
             self._go_on()
         else:
-            self.transport.writelines([head, *reply.parts])
+            self.transport.writelines([head, *parts])
             self._replied()
 
     def _go_on(self) -> None:

@@ -40,6 +40,8 @@ log = logging.getLogger("aflock.server")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 MEGABYTE = 1 << 20
+_TRACED = 1 << 12
+"""Records after which a long recovery hands the lines of the trace on."""
 OUTGROWN = 4
 """How many times as large as a snapshot the journal grows before the next one."""
 
@@ -102,9 +104,11 @@ class Store:
         told = _size(self.folder / "trace.jsonl")
         self._trace = Trace(self.folder / "trace.jsonl", length)
         count = 0
-        for count, record in enumerate(chain(first, records), 1):  # noqa: B007
+        for count, record in enumerate(chain(first, records), 1):
             self._apply(json.loads(record.head), record.body)
             self._since += len(record.head) + len(record.body)
+            if count % _TRACED == 0:
+                self._trace.flush()
         for file in damaged:  # it goes without them; they must not count among those that are kept
             file.rename(file.with_suffix(".damaged"))
         self._keep_settings()
@@ -146,8 +150,9 @@ class Store:
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Makes records durable, all or none; may be called from another thread."""
+        before = self.journal.written
         self.journal.write(entries)
-        self._since += sum(len(each.head) + len(each.body) for each in entries)
+        self._since += self.journal.written - before
 
     def apply(self, head: Head, body: Buffer) -> Any:
         """Lets a durable record happen."""
@@ -201,8 +206,8 @@ class Store:
             self._trace = None
 
     def _on_event(self, event: Event) -> None:
-        if self._trace is not None:
-            self._trace.add(event.text())
+        assert self._trace is not None  # nothing happens before a snapshot is loaded
+        self._trace.add(event.text())
 
 
 def snapshots(folder: Path) -> list[Path]:

@@ -12,9 +12,6 @@ from pathlib import Path
 
 log = logging.getLogger("aflock.server")
 
-_MOST = 1 << 13
-"""Lines that wait before they are handed on unasked: a long recovery is written as it goes."""
-
 
 class Trace:
     """The file, open for one server."""
@@ -39,8 +36,6 @@ class Trace:
     def add(self, line: str) -> None:
         """One more line; it never fails."""
         self._lines.append(line)
-        if len(self._lines) > _MOST and not self._full:
-            self.flush()
 
     def flush(self) -> None:
         """Hands the lines to the system; what it does not take waits: the journal has it anyway."""

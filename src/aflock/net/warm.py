@@ -45,7 +45,7 @@ def _work(federation: Federation, name: str) -> None:
     given: Given | None = federation.apply({"k": "pull", "t": 0.0, "name": name}, b"")
     if given is None:
         return
-    names = federation.expected(federation.coordinator.ticket(federation.seats[name].number))
+    names, _ = federation.expected[federation.coordinator.ticket(federation.seats[name].number).first]
     head = UpdateHead(given.job.version, 1, 1, names, "float32")
     body = bytearray(np.full(_LENGTH * len(names), 1e-3, np.float32).tobytes())
     federation.check_vectors(head, body)

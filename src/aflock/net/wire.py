@@ -45,7 +45,9 @@ Buffer = bytes | bytearray | memoryview
 Headers = Mapping[str, str]
 """Names in lower case."""
 
-_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
+_DIGITS = 18
+_LITTLE = np.dtype("<f4")
+_IS_LITTLE = np.dtype(np.float32) == _LITTLE
 _NAMES = re.compile(r"(?:[a-z][a-z0-9_]{0,31}(?:,[a-z][a-z0-9_]{0,31}){0,7})?", re.ASCII)
 
 
@@ -93,7 +95,7 @@ def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
     if len(buffer) != size(encoding, length):
         raise VectorError(f"a vector has {len(buffer)} bytes; expected {size(encoding, length)} ({encoding})")
     if encoding == "float32":
-        return np.frombuffer(buffer, "<f4").astype(np.float32, copy=False)
+        return np.frombuffer(buffer, _LITTLE).astype(np.float32, copy=False)
     if encoding == "float16":
         return np.frombuffer(buffer, "<f2").astype(np.float32)
     scale = np.frombuffer(buffer, "<f4", 1)[0]
@@ -103,11 +105,11 @@ def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
 
 def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:
     """The vectors of a body, one after the other."""
+    if encoding == "float32" and len(names) == 1 and len(body) == 4 * length and _IS_LITTLE:  # as nearly always
+        return {names[0]: np.frombuffer(body, _LITTLE)}
     each, view = size(encoding, length), memoryview(body)
     if len(view) != each * len(names):
         raise VectorError(f"the body has {len(view)} bytes; expected {each * len(names)} ({len(names)} x {encoding})")
-    if len(names) == 1:
-        return {names[0]: decode(view, encoding, length)}
     return {name: decode(view[k * each : (k + 1) * each], encoding, length) for k, name in enumerate(names)}
 
 
@@ -122,10 +124,20 @@ def pairs(lines: str) -> list[tuple[str, str]]:
 def number(headers: Headers, name: str, default: int | None = None) -> int:
     """A header that is a number: decimal digits, at most 18 of them."""
     text = headers.get(name)
-    if text is None and default is not None:
+    if text is None:
+        if default is None:
+            raise WireError(f"the header {name} is missing")
         return default
-    if text is None or not _DIGITS.fullmatch(text):
-        raise WireError(f"the header {name} is {'missing' if text is None else 'not a number'}")
+    try:
+        return _whole(text)
+    except ValueError:
+        raise WireError(f"the header {name} is not a number") from None
+
+
+@lru_cache(1024)
+def _whole(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
+        raise ValueError(text)
     return int(text)
 
 
@@ -165,11 +177,8 @@ class JobHead(NamedTuple):
 
     def lines(self) -> str:
         """As they travel."""
-        job, version, number, first, vectors, encoding, staleness = self
-        return (
-            f"{JOB}: {job}\r\n{VERSION}: {version}\r\n{NUMBER}: {number}\r\n{FIRST}: {first:d}\r\n"
-            f"{VECTORS}: {','.join(vectors)}\r\n{ENCODING}: {encoding}\r\n{LAST_STALENESS}: {staleness}\r\n"
-        )
+        own = job_lines(self.job, self.number, self.staleness)
+        return own + version_lines(self.version, self.first, self.vectors, self.encoding)
 
     @classmethod
     def parse(cls, headers: Headers) -> Self:
@@ -183,6 +192,16 @@ class JobHead(NamedTuple):
             encoding(headers),
             number(headers, LAST_STALENESS, 0),
         )
+
+
+def job_lines(job: int, number: int, staleness: int) -> str:
+    """What is one job's own, as it travels."""
+    return f"{JOB}: {job}\r\n{NUMBER}: {number}\r\n{LAST_STALENESS}: {staleness}\r\n"
+
+
+def version_lines(version: int, first: bool, vectors: Sequence[str], encoding: str) -> str:
+    """What the jobs of a version have in common, as it travels."""
+    return f"{VERSION}: {version}\r\n{FIRST}: {first:d}\r\n{VECTORS}: {','.join(vectors)}\r\n{ENCODING}: {encoding}\r\n"
 
 
 class UpdateHead(NamedTuple):

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from aflock import config
-from aflock.net import journal, members
+from aflock.net import members, segment
 
 from . import chaos_actors as actors
 from .chaos_actors import CLIENTS, Log, Role
@@ -341,20 +341,20 @@ def _tear(folder: Path, draws: random.Random) -> bool:
     """Leaves part of a batch at the end of a dead server's journal, as a kill in the middle of a write would."""
     try:
         path = max(folder.glob("journal-*.log"))
-        segment = journal._Segment.open(path, int(path.stem.removeprefix("journal-")))
-    except (ValueError, OSError, journal.JournalError):
+        last = segment.Segment.open(path, int(path.stem.removeprefix("journal-")))
+    except (ValueError, OSError, segment.JournalError):
         return False  # the server was killed before there was a segment
     try:
-        for _ in segment.records(0):
+        for _ in last.records(0):
             pass
-        batch = [journal.entry(b'{"k":"end","t":0,"why":"torn"}', draws.randbytes(1000))] * draws.randint(1, 3)
-        frames = b"".join(bytes(part) for part in journal._frames(batch, segment.next, segment.mark))
+        batch = [segment.entry(b'{"k":"end","t":0,"why":"torn"}', draws.randbytes(1000))] * draws.randint(1, 3)
+        frames = b"".join(bytes(part) for part in segment._frames(batch, last.next, last.mark))
         first = len(frames) // len(batch)
         with path.open("r+b") as file:
-            file.seek(segment.end)
+            file.seek(last.end)
             file.write(frames[: draws.randrange(1, first)])
     finally:
-        segment.close()
+        last.close()
     return True
 
 

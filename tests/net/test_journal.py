@@ -19,16 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aflock.net import journal as module
-from aflock.net.journal import (
-    Buffer,
-    CorruptJournal,
-    Journal,
-    JournalError,
-    JournalFailed,
-    JournalInUse,
-    JournalNotOpen,
-)
+from aflock.net import segment as module
+from aflock.net.journal import Journal, JournalFailed, JournalInUse, JournalNotOpen
+from aflock.net.segment import Buffer, CorruptJournal, JournalError
 
 Plain = tuple[int, bytes, bytes]
 

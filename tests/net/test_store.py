@@ -21,10 +21,11 @@ from aflock.net import store as module
 from aflock.net import trace as traces
 from aflock.net.commits import AT_ONCE, Commits
 from aflock.net.federation import Given
-from aflock.net.journal import CorruptJournal, Entry, JournalError, JournalFull, JournalInUse, entry
+from aflock.net.journal import JournalFull, JournalInUse
 from aflock.net.leases import Leases
 from aflock.net.refusals import Refused
 from aflock.net.replay import replay
+from aflock.net.segment import CorruptJournal, Entry, JournalError, entry
 from aflock.net.settings import Settings
 from aflock.net.store import Store, encoded, snapshots
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from ..errors import AflockError
 from .federation import Head
-from .journal import Entry, JournalError, JournalFull, entry
+from .journal import JournalFull
 from .refusals import Refused, busy
+from .segment import Entry, JournalError, entry
 from .store import Store, encoded
 from .wire import Buffer
 

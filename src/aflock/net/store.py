@@ -29,8 +29,9 @@ from ..files import write_whole
 from ..types import State, Vector
 from . import weights
 from .federation import Federation, Head
-from .journal import Entry, Journal, entry
+from .journal import Journal
 from .refusals import Refused
+from .segment import Entry, entry
 from .settings import Settings
 from .trace import Trace
 from .wire import Buffer

@@ -40,6 +40,7 @@ from aflock.net.replay import replay
 from aflock.net.service import Service
 from aflock.net.settings import Settings
 from aflock.net.store import Store
+from aflock.net.transport import Session
 from net.server import (
     ONES,
     SMALL,
@@ -650,6 +651,30 @@ def test_a_connection_that_says_nothing_after_an_update_ends(tmp_path: Path) -> 
         for wire_, expected in zip(wires, behind.values(), strict=True):
             assert expected in wire_.rest()
         assert 0.2 < time.monotonic() - begin < 3
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_what_our_own_client_sends_takes_the_short_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    """Else it would be answered all the same, and nobody would notice how slowly."""
+
+    async def work(url: str, token: str, ca: str | None) -> int:
+        async with Session(url, token, ca=ca, give_up=10.0) as session:
+            hello = await session.hello()
+            pulled = await session.pull(5.0)
+            for _ in range(5):
+                assert pulled is not None
+                update = pulled.pack({name: np.ones(hello.length, np.float32) for name in hello.needs}, 1, 1)
+                pulled = (await session.push(update, next=True)).next
+        return 5
+
+    with inside(tmp_path / "fed", secure=secure) as server:
+        ordinary = list[Any]()
+        monkeypatch.setattr(server.service.intake, "update", lambda *request: ordinary.append(request))
+        assert asyncio.run(work(server.url, invite(server.folder, "own"), server.ca)) == 5
+        assert server.service.federation.counts.updates == 5
+        assert not ordinary
 
 
 # --- mistakes of our own ---------------------------------------------------------------------------------------------

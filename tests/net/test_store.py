@@ -20,7 +20,7 @@ from aflock.config import ConfigError
 from aflock.net import store as module
 from aflock.net import trace as traces
 from aflock.net.commits import AT_ONCE, Commits
-from aflock.net.federation import Given
+from aflock.net.federation import Federation, Given
 from aflock.net.journal import JournalFull, JournalInUse
 from aflock.net.leases import Leases
 from aflock.net.refusals import Refused
@@ -32,12 +32,13 @@ from aflock.net.store import Store, encoded, snapshots
 LENGTH = 1000
 
 
-def settings(**server: Any) -> Settings:
+def settings(strategy: dict[str, Any] | None = None, budget: dict[str, int] | None = None, **server: Any) -> Settings:
     return Settings.build(
         {
-            "strategy": {"name": "asgd"},
+            "strategy": strategy or {"name": "asgd"},
             "model": {"name": "vector", "length": LENGTH},
             "federation": {"clients": 1},
+            "budget": budget or {},
             "server": server,
         }
     )
@@ -49,9 +50,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield made
 
 
-def begun(folder: Path, **server: Any) -> Store:
+def begun(folder: Path, **other: Any) -> Store:
     """A federation with one member."""
-    made = Store(folder, settings(**server))
+    made = Store(folder, settings(**other))
     let(made, "hello", name="alice", gen=1)
     return made
 
@@ -68,10 +69,10 @@ def let(store: Store, kind: str, body: bytes = b"", **head: Any) -> Any:
 def work(store: Store, jobs: int = 1) -> None:
     for _ in range(jobs):
         given: Given = let(store, "pull", name="alice")
-        gradient = np.full(LENGTH, given.id, np.float32)
+        gradient, names = np.full(LENGTH, given.id, np.float32), list(store.federation.strategy.needs)
         let(
             store, "update", gradient.tobytes(),
-            name="alice", j=given.id, v=given.job.version, s=1, e=1, n=["gradient"], enc="float32", next=0,
+            name="alice", j=given.id, v=given.job.version, s=1, e=1, n=names, enc="float32", next=0,
         )  # fmt: skip
 
 
@@ -94,6 +95,63 @@ class FullDisk:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+HOLDING = {"name": "fedbuff", "buffer": 4}
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_smaller_budget_does_not_undo_what_has_happened(tmp_path: Path, snapshot: bool) -> None:
+    """A killed server's journal is lived through as it was, whatever the file says now; then the federation is over."""
+    folder = tmp_path / "fed"
+    with closing(begun(folder, strategy=HOLDING)) as store:
+        work(store, 10)
+        if snapshot:
+            store.snapshot()
+        before = store.federation.model.copy()
+    with closing(Store(folder, settings(HOLDING, {"uploads": 5}))) as store:
+        assert store.federation.counts.updates == 10
+        assert store.federation.ended == "5 updates have come"
+        assert store.federation.version == 3  # what was held is not lost
+        assert not np.array_equal(store.federation.model, before)
+    assert replay(folder / "trace.jsonl")["agrees"]
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_larger_budget_lets_a_federation_go_on(tmp_path: Path, snapshot: bool) -> None:
+    folder = tmp_path / "fed"
+    with closing(begun(folder, strategy=HOLDING, budget={"uploads": 6})) as store:
+        work(store, 6)
+        assert store.federation.ended
+        with pytest.raises(Refused, match="ended"):
+            store.federation.seat("alice")
+        if snapshot:
+            store.snapshot()
+        model = store.federation.model.copy()
+    with closing(Store(folder, settings(HOLDING, {"uploads": 8}))) as store:
+        assert store.federation.state == "running"
+        assert np.array_equal(store.federation.model, model)  # the step of the first end has been made
+        work(store, 2)
+        assert store.federation.ended == "8 updates have come"
+    for _ in range(2):
+        with closing(Store(folder, settings(HOLDING, {"uploads": 8}))) as store:
+            assert store.federation.ended == "8 updates have come"
+    assert replay(folder / "trace.jsonl")["agrees"]
+
+
+@pytest.mark.parametrize(("target", "state"), [(0.8, "ended"), (0.9, "ended"), (0.95, "running"), (None, "running")])
+def test_a_federation_goes_on_that_does_not_reach_its_new_target(target: float | None, state: str) -> None:
+    federation = Federation(settings(), np.zeros(LENGTH, np.float32))
+    federation.apply({"k": "hello", "t": 0.0, "name": "alice", "gen": 1}, b"")
+    federation.apply({"k": "end", "t": 1.0, "why": "accuracy 0.9000 reaches the target", "accuracy": 0.9}, b"")
+    again = Federation(settings(), np.zeros(LENGTH, np.float32))
+    again.load_state_dict(federation.state_dict())
+    for each in (federation, again):
+        each.apply({"k": "terms", "t": 2.0, "terms": [None, None, target]}, b"")
+        assert each.state == state
 
 
 # --- the trace -------------------------------------------------------------------------------------------------------

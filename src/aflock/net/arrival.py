@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .federation import Answer, Seat
+from .federation import Answer
 from .members import Member
 from .refusals import Refused
 from .replies import Reply
+from .seats import Seat
 from .wire import Buffer, UpdateHead
 
 if TYPE_CHECKING:

@@ -57,7 +57,8 @@ class Evaluator:
             self._keep(version, model, found)
         if self._target is not None and found.accuracy >= self._target:
             try:
-                await self._service.end(f"accuracy {found.accuracy:.4f} at version {version} reaches the target")
+                why = f"accuracy {found.accuracy:.4f} at version {version} reaches the target"
+                await self._service.end(why, found.accuracy)
             except Refused as refusal:
                 log.warning("the federation cannot be ended now: %s", refusal)
 

@@ -11,13 +11,12 @@ does depends on the state and the record alone, so that replaying a journal ends
     leave     a client goes for good
     suspend   a client is shut out
     end       the federation is over
+    terms     when it ends has been changed: it may go on, or be over
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,40 +28,11 @@ from ..events import Event
 from ..types import Job, Receipt, State, Update, Vector
 from . import wire
 from .refusals import Refused, ended, unknown_job, unusable
+from .seats import Counts, Seat, Terms
 from .settings import FederationParams, Settings
 from .wire import Buffer, UpdateHead
 
 Head = Mapping[str, Any]
-
-HISTOGRAM = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Upper ends of the classes staleness is counted in."""
-
-
-@dataclass(slots=True)
-class Seat:
-    """What the server knows of a client."""
-
-    name: str
-    number: int
-    generation: int
-    jobs: int = 0
-    """How many it was given."""
-    uploads: int = 0
-    staleness_sum: int = 0
-    staleness: int = 0
-    """Of its last update."""
-    suspended: bool = False
-    answered: int = -1
-    """The last job it answered, and what it was told: the same again if it asks again."""
-    receipt: Receipt = field(default_factory=lambda: Receipt("rejected", 0))
-    version: int = 0
-
-    def note(self, job: int, receipt: Receipt, version: int) -> None:
-        """It has answered a job, and was told that."""
-        staleness = receipt.staleness
-        self.uploads += 1
-        self.staleness, self.staleness_sum = staleness, self.staleness_sum + staleness
-        self.answered, self.receipt, self.version = job, receipt, version
 
 
 class Given(NamedTuple):
@@ -85,40 +55,14 @@ class Answer(NamedTuple):
     given: Given | None = None
 
 
-@dataclass
-class Counts:
-    """What a federation has seen."""
-
-    applied: int = 0
-    buffered: int = 0
-    rejected: int = 0
-    pulls: int = 0
-    dropped: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    staleness: list[int] = field(default_factory=lambda: [0] * (len(HISTOGRAM) + 1))
-
-    @property
-    def updates(self) -> int:
-        """All that were taken."""
-        return self.applied + self.buffered + self.rejected
-
-    def add(self, receipt: Receipt) -> None:
-        """One more update."""
-        outcome, staleness = receipt.outcome, receipt.staleness
-        setattr(self, outcome, getattr(self, outcome) + 1)
-        self.staleness_sum += staleness
-        if staleness > self.staleness_max:
-            self.staleness_max = staleness
-        self.staleness[bisect_left(HISTOGRAM, staleness)] += 1
-
-
 class Federation:
     """Members, jobs and the model."""
 
     def __init__(self, settings: Settings, w0: Vector, on_event: Callable[[Event], None] | None = None) -> None:
         p: FederationParams = settings.section("federation")
-        self.settings, self.p, self._budget = settings, p, settings.section("budget")
+        self.settings, self.p = settings, p
+        self.terms = settings.terms()
+        """As the journal has them: the past stays what it was when the file is changed."""
         self.strategy = settings.strategy()
         self.coordinator = Coordinator(
             self.strategy,
@@ -141,10 +85,16 @@ class Federation:
         self.counts = Counts()
         self.begun = False
         self.ended = ""
+        """Why it is over, if it is."""
+        self._spent = False
+        """Whether by its terms, other than the target."""
+        self._reached: float | None = None
+        """The accuracy that ended it."""
         self._next = p.clients
         self._kinds: dict[str, Callable[[Head, Buffer], Any]] = {
             "open": self._on_open, "hello": self._on_hello, "pull": self._on_pull, "update": self._on_update,
             "drop": self._on_drop, "leave": self._on_leave, "suspend": self._on_suspend, "end": self._on_end,
+            "terms": self._on_terms,
         }  # fmt: skip
 
     # -- what can be asked ------------------------------------------------------------------------------------------
@@ -243,6 +193,7 @@ class Federation:
 
     def _on_open(self, head: Head, body: Buffer) -> None:
         self.id, self.epoch = head["id"], head["epoch"]
+        self.terms = Terms(*head.get("terms", self.terms))
 
     def _on_hello(self, head: Head, body: Buffer) -> None:
         name, generation = head["name"], head["gen"]
@@ -306,11 +257,10 @@ class Federation:
         return Answer(receipt, version, self._give(seat) if more else None)
 
     def _end_when_spent(self) -> None:
-        budget = self._budget
-        if budget.versions is not None and self.version >= budget.versions:
-            self._end(f"{budget.versions} server steps are done")
-        elif budget.uploads is not None and self.counts.updates >= budget.uploads:
-            self._end(f"{budget.uploads} updates have come")
+        why = self.terms.spent(self.counts.updates, self.strategy.version)
+        if why:
+            self._end(why)
+            self._spent = True
 
     def _on_drop(self, head: Head, body: Buffer) -> bool:
         seat = self.seats.get(head["name"])
@@ -337,6 +287,15 @@ class Federation:
     def _on_end(self, head: Head, body: Buffer) -> None:
         if not self.ended:
             self._end(head["why"])
+            self._reached = head.get("accuracy")
+
+    def _on_terms(self, head: Head, body: Buffer) -> None:
+        self.terms = terms = Terms(*head["terms"])
+        missed = self._reached is not None and (terms.target is None or terms.target > self._reached)
+        if self._spent or missed:
+            self.ended, self._spent, self._reached = "", False, None
+        if not self.ended:
+            self._end_when_spent()
 
     def _end(self, why: str) -> None:
         if self.begun:
@@ -353,10 +312,13 @@ class Federation:
                 "epoch": self.epoch,
                 "now": self.now,
                 "gathered": list(self.gathered.items()),
-                "seats": [_saved(seat) for seat in self.seats.values()],
+                "seats": [seat.saved() for seat in self.seats.values()],
                 "counts": {name: getattr(self.counts, name) for name in Counts.__dataclass_fields__},
                 "begun": self.begun,
                 "ended": self.ended,
+                "terms": list(self.terms),
+                "spent": self._spent,
+                "reached": self._reached,
                 "next": self._next,
             }
         }
@@ -366,25 +328,15 @@ class Federation:
         """Takes over a saved state."""
         try:
             saved = state["federation"]
-            seats = {values[0]: _loaded(values) for values in saved["seats"]}
+            seats = {values[0]: Seat.loaded(values) for values in saved["seats"]}
             counts = Counts(**saved["counts"])
+            terms = Terms(*saved.get("terms", self.terms))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise StateError(f"the saved state of the federation is damaged ({error!r})") from None
         if saved["begun"]:
             self.coordinator.load_state_dict(state["coordinator"])
             self._w0 = None
         self.id, self.epoch, self.now = saved["id"], saved["epoch"], saved["now"]
-        self.begun, self.ended = saved["begun"], saved["ended"]
+        self.begun, self.ended, self.terms = saved["begun"], saved["ended"], terms
+        self._spent, self._reached = saved.get("spent", False), saved.get("reached")
         self.gathered, self.seats, self.counts, self._next = dict(saved["gathered"]), seats, counts, saved["next"]
-
-
-def _saved(seat: Seat) -> list[Any]:
-    receipt = [seat.receipt.outcome, seat.receipt.staleness, seat.receipt.reason]
-    names = [name for name in Seat.__dataclass_fields__ if name != "receipt"]
-    return [*(getattr(seat, name) for name in names), receipt]
-
-
-def _loaded(values: list[Any]) -> Seat:
-    *plain, receipt = values
-    names = [name for name in Seat.__dataclass_fields__ if name != "receipt"]
-    return Seat(**dict(zip(names, plain, strict=True)), receipt=Receipt(*receipt))

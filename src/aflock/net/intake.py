@@ -17,13 +17,14 @@ from .arrival import Arrival
 from .bodies import Bodies
 from .commits import Commits, Done
 from .door import Door
-from .federation import Answer, Federation, Seat
+from .federation import Answer, Federation
 from .leases import Leases
 from .logs import fields, log
 from .members import Member
 from .refusals import Refused, busy, unknown_job
 from .replies import Replies, Reply
 from .request import Request
+from .seats import Seat
 from .wire import Buffer, Headers, UpdateHead, WireError
 
 SHORT = 64 * 1024

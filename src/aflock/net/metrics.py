@@ -10,7 +10,8 @@ from typing import Any
 
 from ..memory import resident
 from . import room
-from .federation import HISTOGRAM, Federation, Seat
+from .federation import Federation
+from .seats import HISTOGRAM, Seat
 from .store import Store
 
 LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -365,9 +365,9 @@ class Service:
         except Refused:
             self.leases.begin(name, job)
 
-    async def end(self, why: str) -> None:
-        """The federation is over."""
-        await self._commits.submit("end", why=why)
+    async def end(self, why: str, accuracy: float) -> None:
+        """The federation is over: its model is that accurate."""
+        await self._commits.submit("end", why=why, accuracy=accuracy)
 
     async def look_after(self) -> None:
         """Once a second: who was revoked, whose lease ran out, whether there is room again."""

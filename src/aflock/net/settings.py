@@ -18,11 +18,18 @@ from .. import config, data, local, models, rng, strategies
 from ..config import ConfigError, Named, Registered, Schema
 from ..data import Dataset
 from ..models.base import Model
-from ..params import Params, choice, folder, path, positive, switch, unit, whole
+from ..params import Params, choice, positive, switch, unit, whole, words
 from ..strategies.base import Strategy
 from ..types import Vector
 from . import weights
+from .seats import Terms
 from .wire import ENCODINGS
+
+_HOST = "where the server listens; 127.0.0.1: only this machine can reach it; 0.0.0.0: every network it is in can"
+_NAMES = (
+    "what clients may write for the server in their URL: the certificate is made out to these names and addresses, and "
+    "the first stands in the URL that is printed; None: host, or with 0.0.0.0 the machine's own name"
+)
 
 
 @dataclass(frozen=True)
@@ -44,9 +51,9 @@ class FederationParams(Params):
 class ServerParams(Params):
     """The machine's side."""
 
-    host: str = path("127.0.0.1", "address to listen on; 0.0.0.0: every network the machine is in")
-    port: int = whole(8443, "port to listen on; 0: any free one", least=0)
-    names: str | None = folder("names and addresses of the certificate, apart by commas; None: what host says")
+    host: str = words("127.0.0.1", _HOST, "a name or address of this machine")
+    port: int = whole(8443, "port to listen on; 0: any free one", least=0, most=65535)
+    names: str | None = words(None, _NAMES, "names or addresses, apart by commas")
     lease: float = positive(600.0, "seconds a client may work without a sign of life")
     rate: float = positive(500.0, "requests per second a client may make; twice as many in a burst")
     connections: int = whole(4096, "open connections at a time")
@@ -78,7 +85,7 @@ class VectorParams(Params):
     """A model the server knows nothing of but its weights."""
 
     length: int | None = whole(None, "how many weights there are; all of them begin at zero")
-    file: str | None = folder("safetensors file with one tensor, the weights to begin with")
+    file: str | None = words(None, "safetensors file with one tensor, the weights to begin with", "the path of a file")
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,11 @@ class Settings:
         """The resolved file."""
         return config.text(self.resolved())
 
+    def terms(self) -> Terms:
+        """When the federation ends."""
+        budget = self.section("budget")
+        return Terms(budget.uploads, budget.versions, self.section("evaluation").target)
+
     def lasting(self) -> config.Document:
         """What must not change while a federation lives."""
         return {key: values for key, values in self.resolved().items() if key in LASTING}
@@ -194,9 +206,10 @@ class Settings:
         return made
 
     def advice(self) -> dict[str, Any]:
-        """The client's rule, by name and parameters."""
-        half: Named = self.section("local")
-        name, params = local.choose(half.name, half.params, self.strategy().client_half)
+        """The client's rule, by name and parameters; one that cannot go with the server's is refused."""
+        half, rule = self.section("local"), self.strategy()
+        name, params = local.choose(half.name, half.params, rule.client_half)
+        local.check_halves(local.create(name, **params), rule.name, rule.needs, rule.client_half)
         return {"name": name, **params}
 
     def start(self) -> Start:

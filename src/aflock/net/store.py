@@ -115,6 +115,8 @@ class Store:
         self._keep_settings()
         if not self.federation.id:
             self._found()
+        elif self.federation.terms != self.settings.terms():
+            self._change_terms()
         self._trace.flush()
         if self._trace.end + self._trace.waiting < told:
             log.error(
@@ -139,7 +141,17 @@ class Store:
 
     def _found(self) -> None:
         """The first record: a name for the federation, and when it began."""
-        head = {"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time()}
+        terms = list(self.settings.terms())
+        self._record({"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time(), "terms": terms})
+
+    def _change_terms(self) -> None:
+        """The file says something else about the end than it did: from now on, not for what has happened."""
+        was = self.federation.ended
+        self._record({"k": "terms", "t": self.now(), "terms": list(self.settings.terms())})
+        if was and not self.federation.ended:
+            log.info("the federation, which had ended (%s), goes on", was)
+
+    def _record(self, head: Head) -> None:
         self.journal.write([entry(encoded(head))])
         self._apply(head, b"")
 

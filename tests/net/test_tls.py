@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from aflock.errors import AflockError, InputError
-from aflock.net import tls
+from aflock.net import pki, tls
 from aflock.net.members import read_token_file, write_token_file
 from aflock.net.tls import Certificates, client_context, fingerprint, issue_client, prepare, server_context
 
@@ -83,7 +83,7 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 def _at(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
-    monkeypatch.setattr(tls, "_now", lambda: datetime.now(UTC) + timedelta(days=days))
+    monkeypatch.setattr(pki, "now", lambda: datetime.now(UTC) + timedelta(days=days))
 
 
 def _own(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, days: float = 0) -> tuple[Path, Path]:

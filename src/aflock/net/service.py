@@ -28,6 +28,7 @@ from .refusals import Refused, bad_token, busy, revoked, stopping, suspended, un
 from .replies import Reply
 from .request import Request, Send
 from .store import Store
+from .turns import Turns
 
 Handler = Callable[["Request"], Awaitable[None]]
 
@@ -61,7 +62,7 @@ class Service:
             if self.federation.coordinator.works(seat.number):
                 self.leases.begin(seat.name, self.federation.coordinator.ticket(seat.number).job)
         self._advice = store.settings.advice()
-        self._waiters: dict[str, asyncio.Future[bool]] = {}
+        self._turns = Turns(self.federation)
         self._problem: str | None = None
         self._has_ended = bool(self.federation.ended)
         self._sending = 0
@@ -233,30 +234,10 @@ class Service:
                     have = request.headers.get(wire.HAVE)
                     await self._send(request, self.intake.replies.job(member.name, given, have))
                     return
-            if not await self._turn(request, member.name, until - time.monotonic()):
+            if not await self._turns.wait(request, member.name, until - time.monotonic()):
                 await request.answer(204, [], "")
                 return
             self._enter_again(member)
-
-    async def _turn(self, request: Request, name: str, seconds: float) -> bool:
-        """Waits until there may be a job for the client; false if there was none in time."""
-        if seconds <= 0:
-            return False
-        self._wake(name, again=False)  # an older request of the same client: it has been given up
-        loop = asyncio.get_running_loop()
-        turn = self._waiters[name] = loop.create_future()
-        gone = loop.create_task(request.gone())
-        try:
-            await asyncio.wait({turn, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if self._waiters.get(name) is turn:
-                del self._waiters[name]
-            hung_up = gone.done()
-            gone.cancel()
-        if hung_up:
-            self._wake_some()  # what it may have been woken for is another's
-            raise Gone
-        return turn.done() and turn.result()
 
     def _enter_again(self, member: Member) -> None:
         """Much may have happened while somebody waited."""
@@ -266,12 +247,6 @@ class Service:
             raise revoked()
         if self.members.generations.get(member.name) != member.generation:
             raise bad_token()
-
-    def _wake(self, name: str, *, again: bool = True) -> None:
-        """Whoever waits under that name looks again, or gives up."""
-        turn = self._waiters.pop(name, None)
-        if turn is not None and not turn.done():
-            turn.set_result(again)
 
     async def _heartbeat(self, request: Request, member: Member, job: int) -> None:
         await request.short()
@@ -302,7 +277,7 @@ class Service:
         """A client goes for good."""
         await self._commits.submit("leave", name=name)
         self.leases.end(name)
-        self._wake(name)
+        self._turns.wake(name)
         how = "was revoked" if name in self.members.revoked else "has left"
         log.info("%s %s", name, how, extra=fields(event="leave", client=name))
 
@@ -330,8 +305,7 @@ class Service:
         self.meter.batch(seconds, count, self.federation.counts.updates)
 
     def _after_some(self) -> None:
-        if self._waiters:
-            self._wake_some()
+        self._turns.wake_some()
         if self.federation.version != self._seen_version:
             self._seen_version = self.federation.version
             self.on_version(self._seen_version)
@@ -339,20 +313,6 @@ class Service:
             self._has_ended, version = True, self.federation.version
             why = self.federation.ended
             log.info("the federation has ended: %s", why, extra=fields(event="end", version=version, why=why))
-
-    def _wake_some(self) -> None:
-        """Those who have waited longest and could get a job now."""
-        if self.federation.ended:
-            for name in list(self._waiters):
-                self._wake(name)
-            return
-        free = self.federation.free_places
-        for name in list(self._waiters):
-            if free < 1:
-                return
-            if self.federation.can_pull(name):
-                self._wake(name)
-                free -= 1
 
     async def _expire(self, name: str, job: int) -> None:
         """A lease has run out."""
@@ -402,8 +362,7 @@ class Service:
     def stop(self) -> None:
         """Takes no more requests: those that wait are told to come again."""
         self.stopping = True
-        for name in list(self._waiters):
-            self._wake(name)
+        self._turns.wake_all()
 
     async def close(self) -> None:
         """Finishes what was begun, and saves everything."""

@@ -6,35 +6,31 @@
 Files are made in this order, each whole and synced. A start that was cut short therefore leaves a beginning of the
 list, and the next one makes the rest. An authority is never replaced: all clients would have to be told.
 
-`cryptography` is imported where it is used: it is optional and takes a while.
+`cryptography` is imported where it is used (here and in pki.py): it is optional and takes a while.
 """
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import AflockError, InputError
+from . import pki
 from .members import alone, checked_name, sync_folder, write_private
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 
 _AUTHORITY_DAYS = 3650
 _CERTIFICATE_DAYS = 397  # browsers and some systems refuse more
 _RENEW_DAYS = 30
-_SLOW_CLOCKS = timedelta(hours=1)  # a client whose clock is behind accepts a certificate that was just made
-_LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
-_HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?![0-9]+$){_LABEL}")  # digits alone at the end: a wrong address
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
@@ -63,7 +59,7 @@ def prepare(
     _need_cryptography()
     if certificate is not None or key is not None:
         return _own(certificate, key)
-    wanted = _alternative_names(hosts)
+    wanted = pki.alternative_names(hosts)
     tls = _tls_folder(folder)
     with alone(tls / "lock"):
         authority = _authority(tls)
@@ -91,9 +87,9 @@ def issue_client(folder: Path, name: str) -> tuple[bytes, bytes]:
     tls = _tls_folder(folder)
     with alone(tls / "lock"):
         authority = _authority(tls)
-    key = _new_key()
+    key = pki.new_key()
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-    return _pem(_issued(authority, name, key, [usage])), _key_pem(key)
+    return pki.pem(_issued(authority, name, key, [usage])), pki.key_pem(key)
 
 
 def fingerprint(pem: bytes) -> str:
@@ -115,7 +111,7 @@ def server_context(certificates: Certificates, client_ca: Path | None = None) ->
     context.options |= ssl.OP_NO_RENEGOTIATION  # costs the server more than the one who asks for it
     _show(context, certificates.certificate, certificates.key)
     if client_ca is not None:
-        _trust(context, _read(client_ca), str(client_ca))
+        _trust(context, pki.read(client_ca), str(client_ca))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -144,12 +140,12 @@ def _need_cryptography() -> None:
 
 def _own(certificate: Path | None, key: Path | None) -> Certificates:
     certificate, key = _both(certificate, key)
-    found = _load_certificate(certificate)
-    if _public_bytes(_load_key(key).public_key()) != _public_bytes(found.public_key()):
+    found = pki.load_certificate(certificate)
+    if pki.public_bytes(pki.load_key(key).public_key()) != pki.public_bytes(found.public_key()):
         raise InputError(f"the key {key} does not belong to the certificate {certificate}; give the two that do")
-    if found.not_valid_after_utc <= _now():
+    if found.not_valid_after_utc <= pki.now():
         raise InputError(f"the certificate {certificate} has expired on {found.not_valid_after_utc:%Y-%m-%d}; renew it")
-    if found.not_valid_before_utc > _now():
+    if found.not_valid_before_utc > pki.now():
         begin = found.not_valid_before_utc
         raise InputError(f"the certificate {certificate} is not valid before {begin:%Y-%m-%d}; check the clock")
     return Certificates(certificate, key, None, _fingerprint_of(certificate))
@@ -179,10 +175,10 @@ def _authority(tls: Path) -> _Authority:
     certificate, key = tls / "ca.pem", tls / "ca.key"
     if not certificate.exists():
         _make_authority(certificate, key)
-    found = _Authority(tls, _load_certificate(certificate), _authority_key(key) if key.exists() else None)
-    if found.key and _public_bytes(found.key.public_key()) != _public_bytes(found.certificate.public_key()):
+    found = _Authority(tls, pki.load_certificate(certificate), _authority_key(key) if key.exists() else None)
+    if found.key and pki.public_bytes(found.key.public_key()) != pki.public_bytes(found.certificate.public_key()):
         raise InputError(f"{key} does not belong to {certificate}; {_way_out(tls)}")
-    if found.certificate.not_valid_after_utc - _now() < timedelta(days=1):
+    if found.certificate.not_valid_after_utc - pki.now() < timedelta(days=1):
         raise InputError(f"{certificate} has expired or is about to; {_way_out(tls)}")
     return found
 
@@ -194,18 +190,18 @@ def _make_authority(certificate: Path, key: Path) -> None:
     if not key.exists():
         if (key.parent / "server.pem").exists():  # no crash leaves this: somebody has removed what clients trust
             raise InputError(f"{certificate} and {key} are missing; {_way_out(key.parent)}")
-        write_private(key, _key_pem(_new_key()))
+        write_private(key, pki.key_pem(pki.new_key()))
     secret = _authority_key(key)
-    name = f"aflock {hashlib.sha256(_public_bytes(secret.public_key())).hexdigest()[:16]}"
-    extensions = [x509.BasicConstraints(ca=True, path_length=0), _key_usage(authority=True)]
-    builder = _builder(name, secret, _AUTHORITY_DAYS, extensions)
-    write_private(certificate, _pem(_signed(builder, _name(name), secret)))
+    name = f"aflock {hashlib.sha256(pki.public_bytes(secret.public_key())).hexdigest()[:16]}"
+    extensions = [x509.BasicConstraints(ca=True, path_length=0), pki.key_usage(authority=True)]
+    builder = pki.builder(name, secret, _AUTHORITY_DAYS, extensions)
+    write_private(certificate, pki.pem(pki.signed(builder, pki.subject(name), secret)))
 
 
 def _authority_key(file: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    key = _load_key(file)
+    key = pki.load_key(file)
     if not isinstance(key, EllipticCurvePrivateKey):
         raise InputError(f"{file} is not the key aflock has made; {_way_out(file.parent)}")
     return key
@@ -219,11 +215,11 @@ def _make_server(authority: _Authority, wanted: list[x509.GeneralName]) -> None:
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    key = _new_key()
+    key = pki.new_key()
     extensions = [x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), x509.SubjectAlternativeName(wanted)]
     certificate = _issued(authority, "aflock server", key, extensions)
-    write_private(authority.folder / "server.key", _key_pem(key))
-    write_private(authority.folder / "server.pem", _pem(certificate))
+    write_private(authority.folder / "server.key", pki.key_pem(key))
+    write_private(authority.folder / "server.pem", pki.pem(certificate))
 
 
 def _still_serves(authority: _Authority, wanted: list[x509.GeneralName]) -> bool:
@@ -232,14 +228,16 @@ def _still_serves(authority: _Authority, wanted: list[x509.GeneralName]) -> bool
     from cryptography.exceptions import InvalidSignature
 
     try:
-        certificate = _load_certificate(authority.folder / "server.pem")
-        key = _load_key(authority.folder / "server.key")
+        certificate = pki.load_certificate(authority.folder / "server.pem")
+        key = pki.load_key(authority.folder / "server.key")
         certificate.verify_directly_issued_by(authority.certificate)
         hosts = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (InputError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
         return False
-    fits = _public_bytes(key.public_key()) == _public_bytes(certificate.public_key())
-    lasts = certificate.not_valid_before_utc <= _now() < certificate.not_valid_after_utc - timedelta(days=_RENEW_DAYS)
+    fits = pki.public_bytes(key.public_key()) == pki.public_bytes(certificate.public_key())
+    lasts = (
+        certificate.not_valid_before_utc <= pki.now() < certificate.not_valid_after_utc - timedelta(days=_RENEW_DAYS)
+    )
     return fits and lasts and set(wanted) <= set(hosts)
 
 
@@ -254,153 +252,22 @@ def _issued(
     identity = x509.SubjectKeyIdentifier.from_public_key(authority.key.public_key())
     extensions = [
         x509.BasicConstraints(ca=False, path_length=None),
-        _key_usage(authority=False),
+        pki.key_usage(authority=False),
         x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identity),
         *extensions,
     ]
     last = authority.certificate.not_valid_after_utc  # what outlives its authority is refused anyway
-    builder = _builder(name, key, min(_CERTIFICATE_DAYS, (last - _now()).days), extensions)
-    return _signed(builder, authority.certificate.subject, authority.key)
-
-
-def _builder(
-    name: str, key: EllipticCurvePrivateKey, days: int, extensions: Sequence[x509.ExtensionType]
-) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    begin = _now() - _SLOW_CLOCKS
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(_name(name))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-    for extension in extensions:
-        must = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
-        builder = builder.add_extension(extension, critical=must)
-    return builder
-
-
-def _signed(builder: x509.CertificateBuilder, issuer: x509.Name, key: EllipticCurvePrivateKey) -> x509.Certificate:
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    return builder.issuer_name(issuer).sign(key, SHA256())
-
-
-def _key_usage(*, authority: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _name(common: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
-def _alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    if isinstance(hosts, str) or not hosts:
-        raise InputError("no hosts are given; expected a list of the names and addresses clients reach the server by")
-    return list(dict.fromkeys(_alternative_name(host) for host in hosts))
-
-
-def _alternative_name(host: str) -> x509.GeneralName:
-    """An address or a name, told apart; an address may be in the brackets it has in a URL."""
-    from cryptography import x509
-
-    bare = host.removeprefix("[").removesuffix("]").partition("%")[0]
-    try:
-        return x509.IPAddress(ipaddress.ip_address(bare))
-    except ValueError:
-        pass
-    try:
-        name = host.lower().removesuffix(".").encode("idna").decode()
-    except UnicodeError:
-        name = ""
-    if not _HOST.fullmatch(name):
-        raise InputError(f"the host {host!r} is not valid; expected a name or an address without scheme and port")
-    return x509.DNSName(name)
-
-
-def _new_key() -> EllipticCurvePrivateKey:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def _key_pem(key: EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def _public_bytes(key: PublicKeyTypes) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _load_certificate(file: Path) -> x509.Certificate:
-    """The first of a file: a chain begins with the certificate itself."""
-    from cryptography import x509
-
-    raw = _read(file)
-    try:
-        return x509.load_pem_x509_certificates(raw)[0]
-    except ValueError:
-        raise InputError(f"{file} holds no certificate; expected PEM text") from None
-
-
-def _load_key(file: Path) -> PrivateKeyTypes:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    raw = _read(file)
-    try:
-        return load_pem_private_key(raw, None)
-    except TypeError:
-        raise InputError(f"the key {file} asks for a password; give one without, readable by its owner only") from None
-    except (ValueError, UnsupportedAlgorithm):
-        raise InputError(f"{file} holds no private key; expected PEM text") from None
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{file} cannot be read ({error.strerror}); check that it is there and yours to read"
-        ) from None
+    builder = pki.builder(name, key, min(_CERTIFICATE_DAYS, (last - pki.now()).days), extensions)
+    return pki.signed(builder, authority.certificate.subject, authority.key)
 
 
 def _fingerprint_of(file: Path) -> str:
-    return fingerprint(_read(file))
+    return fingerprint(pki.read(file))
 
 
 def _show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for file in (certificate, key):
-        _read(file)  # the error of ssl does not say which one it is
+        pki.read(file)  # the error of ssl does not say which one it is
     try:
         context.load_cert_chain(certificate, key, password="")  # a key with a password must not ask at a terminal
     except (ssl.SSLError, ValueError) as error:
@@ -415,7 +282,3 @@ def _trust(context: ssl.SSLContext, pem: bytes, what: str) -> None:
         context.load_verify_locations(cadata=b"\n".join(_PEM.findall(pem)).decode())  # without comments beside them
     except (ssl.SSLError, ValueError):
         raise InputError(f"{what} holds no certificate; expected PEM text of the authority to trust") from None
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -74,9 +74,10 @@ def unit(default: float | None, text: str, *, zero: bool = False, one: bool = Fa
     return _field(default, text, lambda x: _real(x) and (0 < x < 1 or (zero and x == 0) or (one and x == 1)), expected)
 
 
-def whole(default: int | None, text: str, *, least: int = 1) -> Any:
-    """An integer of at least `least`."""
-    return _field(default, text, lambda x: _integer(x) and x >= least, f"an integer of at least {least}")
+def whole(default: int | None, text: str, *, least: int = 1, most: int | None = None) -> Any:
+    """An integer of at least `least`, and of `most` at most."""
+    expected = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+    return _field(default, text, lambda x: _integer(x) and least <= x and (most is None or x <= most), expected)
 
 
 def choice(default: str, options: tuple[str, ...], text: str) -> Any:
@@ -92,6 +93,11 @@ def switch(default: bool, text: str) -> Any:
 def path(default: str, text: str) -> Any:
     """The path of a file."""
     return _field(default, text, lambda x: isinstance(x, str) and x != "", "the path of a file")
+
+
+def words(default: str | None, text: str, expected: str) -> Any:
+    """Text that is not empty; `expected` says what it must be."""
+    return _field(default, text, lambda x: isinstance(x, str) and x.strip() != "", expected)
 
 
 def weights(text: str) -> Any:

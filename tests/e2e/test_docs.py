@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aflock import local, strategies
+from aflock.net import settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/design.md", "docs/algorithms.md", "docs/server.md"]
@@ -43,6 +44,13 @@ def test_the_table_of_algorithms_is_complete() -> None:
         assert re.search(rf"^\| `{re.escape(name)}` \|", text, re.M), name
     for file in re.findall(r"`((?:src|tests)/[^`*]+)`", text):
         assert (ROOT / file).exists(), file
+
+
+def test_the_server_page_tells_which_sections_a_restart_may_change() -> None:
+    told = (ROOT / "docs/server.md").read_text().split("**Restart**")[1].split("**Disk.**")[0]
+    may, may_not = (set(re.findall(r"\[(\w+)\]", part)) for part in told.split("but not"))
+    assert may_not == set(settings.LASTING)
+    assert may | may_not == {*settings.SCHEMA.named, *settings.SCHEMA.fixed}
 
 
 def test_every_make_target_explains_itself() -> None:

@@ -1086,7 +1086,17 @@ def fifteen(**options: Any) -> Any:
     ("recipe", "code", "says"),
     [
         ("batches = [(torch.ones(2, 5), torch.zeros(2, dtype=torch.long))]", 1, "RuntimeError: mat1 and mat2 shapes"),
-        ("def batches():\n    raise KeyError('mine')", 1, "training failed in .*my_client.py: KeyError: 'mine'"),
+        (
+            "def batches():\n    raise KeyError('mine')",
+            1,
+            "training failed in .*my_client.py, line 8: KeyError: 'mine'",
+        ),
+        (
+            "def batches():\n    return open('no.csv')",
+            1,
+            "failed in .*my_client.py, line 8: FileNotFoundError: .*no.csv",
+        ),
+        ("def steps():\n    raise BrokenPipeError('mine')", 1, "my_client.py, line 8: BrokenPipeError: mine"),
         ("def loss(output, y):\n    raise ValueError('a\\nb')", 1, "ValueError: a b\\n"),
         ("def model():\n    raise KeyError('mine')", 2, "my_client.py cannot be run: KeyError: 'mine'"),
         ("1 / 0", 2, "cannot be run: ZeroDivisionError: division by zero"),

@@ -1,8 +1,9 @@
-"""The commands of the network room: serve, invite, revoke, join, status, export. Parse, call, print; no logic."""
+"""The commands of the network room: serve, invite, revoke, members, join, status, export. Parse, call, print."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ def _add_membership(commands: Any) -> None:
     revoke.add_argument("folder", help="the federation's folder")
     revoke.add_argument("name", help="the client")
     revoke.set_defaults(run=_revoke)
+
+    members = commands.add_parser("members", help="who was invited to a federation, and who was shut out")
+    members.add_argument("folder", help="the federation's folder")
+    members.add_argument("--json", action="store_true", help="print JSON")
+    members.set_defaults(run=_members)
 
 
 def _add_join(commands: Any) -> None:
@@ -99,7 +105,8 @@ def _serve(options: argparse.Namespace) -> int:
     from ..extras import need
 
     need("uvicorn", "httptools", "cryptography", extra="net", what="a server")
-    from .serve import Options, log_to_stderr, serve
+    from .logs import log_to_stderr
+    from .serve import Options, serve
 
     log_to_stderr(options.log_level, as_json=options.log_json)
     given = Options(
@@ -131,6 +138,14 @@ def _revoke(options: argparse.Namespace) -> int:
 
     members.revoke(Path(options.folder), options.name)
     print(f"{options.name} is shut out; a running server takes notice within a second")
+    return 0
+
+
+def _members(options: argparse.Namespace) -> int:
+    from . import roll
+
+    folder = Path(options.folder)
+    print(json.dumps(roll.listing(folder), indent=2) if options.json else roll.text(folder))
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import AflockError
 from ..extras import need
-from .recipe import load, reason
+from .recipe import load, place, reason
 
 
 class TrainingFailed(AflockError):
@@ -33,8 +33,8 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         client.run(**recipe, jobs=options.jobs)
-    except (AflockError, OSError):
+    except AflockError:
         raise
-    except Exception as error:
-        raise TrainingFailed(f"training failed in {options.recipe}: {reason(error)}") from error
+    except Exception as error:  # what goes wrong with the network or this client's own files is an AflockError
+        raise TrainingFailed(f"training failed in {place(options.recipe, error)}: {reason(error)}") from error
     return 0

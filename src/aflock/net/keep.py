@@ -74,7 +74,8 @@ class Keep:
             _make(folder)
             self._lock = _taken(folder)
             try:
-                self._load(folder)
+                with _in_use(folder):
+                    self._load(folder)
             except BaseException:
                 self.close()
                 raise
@@ -83,33 +84,29 @@ class Keep:
         """An update is about to be sent; `fresh` is what the client will remember once it is taken."""
         after = {**self.memory, **fresh} if fresh else {}
         if self._folder is not None:
-            try:
-                with _private_files():
-                    state.save(self._folder / _PENDING, self._document(parcel, after))
-            except OSError as error:
-                raise StateError(f"{self._folder} cannot be written to ({error.strerror}); make room there") from None
+            with _in_use(self._folder), _private_files():
+                state.save(self._folder / _PENDING, self._document(parcel, after))
         self.pending, self._next = parcel, after
 
     def take(self) -> None:
         """The server has taken the update: what came of it is remembered."""
         if self._folder is not None and self._next:
-            os.replace(self._folder / _PENDING, self._folder / _MEMORY)
-        elif self._folder is not None:
-            (self._folder / _PENDING).unlink(missing_ok=True)
+            with _in_use(self._folder):
+                os.replace(self._folder / _PENDING, self._folder / _MEMORY)
+        else:
+            self._remove(_PENDING)
         self.memory = self._next or self.memory
         self.pending, self._next = None, {}
 
     def drop(self) -> None:
         """The update is void: the memory stays as it was."""
-        if self._folder is not None:
-            (self._folder / _PENDING).unlink(missing_ok=True)
+        self._remove(_PENDING)
         self.pending, self._next = None, {}
 
     def forget(self) -> None:
         """The federation no longer knows this client: it begins anew."""
         self.drop()
-        if self._folder is not None:
-            (self._folder / _MEMORY).unlink(missing_ok=True)
+        self._remove(_MEMORY)
         self.memory = {}
 
     def close(self) -> None:
@@ -128,6 +125,11 @@ class Keep:
         if (found := self._read(folder / _PENDING)) is not None:
             self.pending, self._next = _parcel(found), _copied(found["memory"])
             log.info("an update for job %d is still to be sent", self.pending.job)
+
+    def _remove(self, name: str) -> None:
+        if self._folder is not None:
+            with _in_use(self._folder):
+                (self._folder / name).unlink(missing_ok=True)
 
     def _read(self, file: Path) -> State | None:
         if not file.exists():
@@ -174,6 +176,16 @@ def _taken(folder: Path) -> int:
         os.close(handle)
         raise Occupied(f"another process works in {folder}; stop it, or give this client a state_dir of its own")
     return handle
+
+
+@contextmanager
+def _in_use(folder: Path) -> Iterator[None]:
+    """What the system says inside is told with the folder's name."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror
+        raise StateError(f"{folder} cannot be used ({why}); check its permissions, or make room there") from None
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..extras import need
-from ..memory import counted, human
+from .board import table
 
 Look = Callable[[], dict[str, Any]]
 
@@ -35,7 +35,8 @@ def show(where: str, *, token_file: str | None, ca: str | None, as_json: bool, o
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     elif once:
-        _console().print(table(found))
+        console = _console()
+        console.print(table(found, console.width))
     else:
         _live(look, found)
     return 0
@@ -105,51 +106,11 @@ def _console() -> Any:
 def _live(look: Look, found: dict[str, Any]) -> None:
     from rich.live import Live
 
-    with Live(table(found), console=_console(), refresh_per_second=4) as live:
+    console = _console()
+    with Live(table(found, console.width), console=console, refresh_per_second=4) as live:
         try:
             while True:
                 time.sleep(PAUSE)
-                live.update(table(look()))
+                live.update(table(look(), console.width))
         except KeyboardInterrupt:
             return
-
-
-def table(found: dict[str, Any]) -> Any:
-    """The status as a table of clients under a summary."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    clients = Table("client", "no.", "state", "version", "jobs", "updates", "share", "stale", "seen")
-    for client in sorted(found.get("clients", []), key=lambda client: -client["updates"]):
-        clients.add_row(
-            client["name"],
-            str(client["number"]),
-            client["state"],
-            "" if client["version"] is None else str(client["version"]),
-            str(client["jobs"]),
-            str(client["updates"]),
-            f"{client['share']:.1%}",
-            f"{client['staleness_mean']:.2f}",
-            "" if client["seen"] is None else f"{client['seen']:.0f}s ago",
-        )
-    return Group(Text("\n".join(_summary(found))), clients)
-
-
-def _summary(found: dict[str, Any]) -> list[str]:
-    state = f"ended: {found['ended']}" if found["ended"] else found["state"]
-    if found["waiting_for"]:
-        state += f", {counted(found['waiting_for'], 'more client')} to come"
-    refused = ", ".join(f"{count} {code}" for code, count in found["refused"].items()) or "none"
-    lines = [
-        f"{found['strategy']}, {found['weights']:,} weights, {state}",
-        f"version {found['version']}, {counted(found['updates'], 'update')} ({found['updates_per_s']:g}/s over the "
-        f"last minute), {found['pending']} held, {counted(found['open_jobs'], 'job')} out, {found['dropped']} given up",
-        f"staleness {found['staleness_mean']:.2f} on average, {found['staleness_max']} at most; refused: {refused}",
-        f"memory {human(found['memory'])}, up {found['up']:.0f} s",
-    ]
-    measured = found.get("evaluation")
-    if measured:
-        lines.append(f"version {measured['version']:.0f}: accuracy {measured['accuracy']:.4f}, "
-                     f"loss {measured['loss']:.4f}")  # fmt: skip
-    return lines

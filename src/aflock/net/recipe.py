@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..errors import AflockError, InputError
 
+_MODULE = "aflock_recipe"
 _OPTIONAL = ("local", "steps", "examples", "loss", "buffers")
 
 
@@ -37,12 +39,19 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
+def place(file: str | Path, error: Exception) -> str:
+    """The recipe's file, with the last of its lines on the way to the error, if any."""
+    loaded = sys.modules[_MODULE].__file__
+    own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == loaded]
+    return f"{file}, line {own[-1]}" if own else str(file)
+
+
 def _executed(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("aflock_recipe", path)
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is not a Python file; expected a name that ends with .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["aflock_recipe"] = module  # what it defines must be importable by those who pickle it
+    sys.modules[_MODULE] = module  # what it defines must be importable by those who pickle it
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)

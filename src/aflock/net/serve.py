@@ -7,7 +7,6 @@ import contextlib
 import gc
 import ipaddress
 import json
-import logging
 import os
 import signal
 import socket
@@ -25,7 +24,7 @@ from .evaluation import Evaluator
 from .logs import fields, log
 from .members import Members
 from .service import Service
-from .settings import Settings
+from .settings import ServerParams, Settings
 from .store import Store
 
 ADDRESS = "address.json"
@@ -49,6 +48,7 @@ class Options:
 def serve(settings: Settings, folder: Path, options: Options, say: Callable[[str], None]) -> int:
     """Serves until SIGINT or SIGTERM; the exit code."""
     server = settings.section("server")
+    settings.advice()  # what no client could follow is refused before anything is made
     _is_secure(server.host, options)
     os.umask(0o077)  # whatever is written is for the one who runs the server
     with contextlib.closing(_listen(server.host, server.port)) as listening:
@@ -72,8 +72,8 @@ def _serve_on(
     if not store.federation.begun:
         room.for_all(settings, store.federation.length)
     warm.up(settings)
-    url = f"{'https' if secure else 'http'}://{_shown(server.host)}:{listening.getsockname()[1]}"
-    known = {"url": url, "pid": os.getpid(), "ca": bool(certificates and certificates.ca)}
+    own, url = _urls("https" if secure else "http", server, listening.getsockname()[1])
+    known = {"url": own, "pid": os.getpid(), "ca": bool(certificates and certificates.ca)}
     write_whole(folder / ADDRESS, json.dumps(known))
     log.info("serving at %s", url, extra=fields(event="start", url=url, version=store.federation.version))
     for line in _greeting(store, url, folder, certificates):
@@ -185,9 +185,9 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except (OSError, OverflowError) as error:  # a port beyond 65535 overflows
+    except OSError as error:
         listening.close()
-        why = getattr(error, "strerror", None) or error
+        why = error.strerror
         raise InputError(f"cannot listen on {host} port {port}: {why}; change [server] host or port") from None
     return listening
 
@@ -203,41 +203,24 @@ def _is_loopback(host: str) -> bool:
 
 def _hosts(host: str, names: str | None) -> list[str]:
     """What the certificate is made out to."""
-    given = [name.strip() for name in (names or "").split(",") if name.strip()]
     own = [host] if host not in ("0.0.0.0", "::") else [socket.gethostname(), socket.getfqdn()]
-    return list(dict.fromkeys([*given, *own, "localhost", "127.0.0.1"]))
+    return list(dict.fromkeys([*_given(names), *own, "localhost", "127.0.0.1"]))
+
+
+def _given(names: str | None) -> list[str]:
+    return [name.strip() for name in (names or "").split(",") if name.strip()]
+
+
+def _urls(scheme: str, server: ServerParams, port: int) -> tuple[str, str]:
+    """Where this machine finds the server, and where others do: by the first of its names, if it has any."""
+    first = [*_given(server.names), server.host][0]
+    return f"{scheme}://{_shown(server.host)}:{port}", f"{scheme}://{_shown(first)}:{port}"
 
 
 def _shown(host: str) -> str:
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Time, level, message, and what else is known: client, method, what, status."""
-        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def log_to_stderr(level: str, *, as_json: bool) -> None:
-    """Sets up the log of a server."""
-    handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonLines() if as_json else plain)
-    logger = logging.getLogger("aflock")
-    logger.handlers, logger.propagate = [handler], False
-    logger.setLevel(level.upper())
-    for noisy in ("uvicorn", "uvicorn.error", "asyncio"):
-        logging.getLogger(noisy).handlers = [handler]
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-        logging.getLogger(noisy).propagate = False
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def address(folder: Path) -> str:

@@ -172,9 +172,9 @@ def _check_fit(model: Model, rule: LocalRule, hello: Hello) -> None:
     """The model must be the federation's, and the rule one that gives what the server needs."""
     if model.length != hello.length:
         raise ParameterError(f"the model has {model.length} weights, the federation's {hello.length}; build the same")
-    missing = [name for name in hello.needs if name not in rule.gives]
+    missing = rules.unsent(rule, hello.needs)
     if missing:
-        raise ParameterError(f"{rule.name} sends no {missing[0]!r}, which {hello.strategy} needs; leave local out")
+        raise ParameterError(f"{rule.name} sends no {missing!r}, which {hello.strategy} needs; leave local out")
     rate = getattr(model, "rate", None)
     if rate is not None and not (rule.follows and rule.eta_l == rate):
         raise ParameterError(f"buffers 'average' need plain sgd with eta_l = {rate}; {rule.name} is another rule")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from .. import data, local, models, strategies
 from ..data import Dataset, Partition, partition
 from ..errors import ParameterError
-from ..local import registry as local_rules
 from ..models.base import Model
 from ..strategies.base import Strategy
 from . import delays
@@ -72,7 +71,7 @@ def _workshop(
     }
     half: Named = experiment.section("local")
     rule = local.made(half.name, half.params, strategy.client_half)
-    _check_halves(rule, strategy)
+    local.check_halves(rule, strategy.name, strategy.needs, strategy.client_half)
     _check_rate(model, rule)
     return Workshop(
         dataset,
@@ -86,16 +85,6 @@ def _workshop(
         strategy.changes,
         training.validation,
     )
-
-
-def _check_halves(rule: local.LocalRule, strategy: Strategy) -> None:
-    """The client's rule must give what the server's needs, and the other way round."""
-    fitting, _ = strategy.client_half
-    missing = [name for name in strategy.needs if name not in rule.gives]
-    wanting = [name for name in rule.extras if name not in local_rules.get(fitting).cls.extras]
-    if missing or wanting:
-        what = f"sends no {missing[0]!r}" if missing else f"needs the job to carry {wanting[0]!r}"
-        raise ParameterError(f"[local] {rule.name} does not go with {strategy.name}: it {what}; leave [local] name out")
 
 
 def _check_rate(model: Model, rule: local.LocalRule) -> None:

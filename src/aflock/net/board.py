@@ -1,0 +1,101 @@
+"""The status of a federation as a table: long names and large numbers fit the width there is, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..memory import counted, human
+
+Client = Mapping[str, Any]
+
+_CELLS: dict[str, Callable[[Client], str]] = {
+    "client": lambda client: str(client["name"]),
+    "no.": lambda client: str(client["number"]),
+    "state": lambda client: str(client["state"]),
+    "version": lambda client: "" if client["version"] is None else str(client["version"]),
+    "jobs": lambda client: str(client["jobs"]),
+    "updates": lambda client: str(client["updates"]),
+    "share": lambda client: f"{client['share']:.1%}",
+    "stale": lambda client: _mean(client["staleness_mean"]),
+    "seen": lambda client: "" if client["seen"] is None else f"{lasting(client['seen'])} ago",
+}
+_DISPENSABLE = ("no.", "jobs", "version", "stale", "share", "seen", "state")
+"""What goes where there is no room, the first of them first."""
+_SHORTEST_NAME = 16
+"""Before names get shorter than that, a column goes."""
+
+
+def table(found: Mapping[str, Any], width: int) -> Any:
+    """The clients under a summary."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    clients = sorted(found.get("clients", []), key=lambda client: -client["updates"])
+    columns = _fitting({head: [head, *map(cell, clients)] for head, cell in _CELLS.items()}, width)
+    shown = Table()
+    for head in columns:
+        shown.add_column(head, no_wrap=True)
+    for row in list(zip(*columns.values(), strict=True))[1:]:
+        shown.add_row(*map(Text, row))
+    return Group(Text("\n".join(_summary(found))), shown)
+
+
+def lasting(seconds: float) -> str:
+    """A time in the largest unit that has two of it: 90 s, 45 min, 36 h, 12 d."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
+    """Without what there is no room for, and with names as long as the rest allows."""
+    names = columns["client"]
+    for head in _DISPENSABLE:
+        if _room_for_names(columns, width) >= min(_SHORTEST_NAME, _widest(names)):
+            break
+        del columns[head]
+    room = max(3, _room_for_names(columns, width))
+    return columns | {"client": [_shortened(name, room) for name in names]}
+
+
+def _room_for_names(columns: dict[str, list[str]], width: int) -> int:
+    frame = 3 * len(columns) + 1
+    return width - frame - sum(_widest(cells) for head, cells in columns.items() if head != "client")
+
+
+def _widest(cells: Sequence[str]) -> int:
+    return max(map(len, cells))
+
+
+def _shortened(name: str, room: int) -> str:
+    """Its beginning and its end."""
+    if len(name) <= room:
+        return name
+    end = (room - 1) // 2
+    return f"{name[: room - 1 - end]}…{name[-end:]}"
+
+
+def _mean(staleness: float) -> str:
+    return f"{staleness:.2f}" if staleness < 100 else f"{staleness:.0f}"
+
+
+def _summary(found: Mapping[str, Any]) -> list[str]:
+    state = f"ended: {found['ended']}" if found["ended"] else found["state"]
+    if found["waiting_for"]:
+        state += f", {counted(found['waiting_for'], 'more client')} to come"
+    refused = ", ".join(f"{count} {code}" for code, count in found["refused"].items()) or "none"
+    lines = [
+        f"{found['strategy']}, {found['weights']:,} weights, {state}",
+        f"version {found['version']}, {counted(found['updates'], 'update')} ({found['updates_per_s']:g}/s over the "
+        f"last minute), {found['pending']} held, {counted(found['open_jobs'], 'job')} out, {found['dropped']} given up",
+        f"staleness {_mean(found['staleness_mean'])} on average, {found['staleness_max']} at most; refused: {refused}",
+        f"memory {human(found['memory'])}, up {lasting(found['up'])}",
+    ]
+    measured = found.get("evaluation")
+    if measured:
+        lines.append(f"version {measured['version']:.0f}: accuracy {measured['accuracy']:.4f}, "
+                     f"loss {measured['loss']:.4f}")  # fmt: skip
+    return lines

@@ -1,0 +1,26 @@
+"""`aflock members`: who was invited to a federation, when, and who may no longer take part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from . import members
+
+
+def listing(folder: Path) -> list[dict[str, Any]]:
+    """All who were ever invited, by name; `invited` is when the token that counts was made."""
+    found = members.names(folder)
+    return [{"name": name, "invited": found[name].invited, "revoked": found[name].revoked} for name in sorted(found)]
+
+
+def text(folder: Path) -> str:
+    """The same for people, one line each."""
+    found = listing(folder)
+    if not found:
+        return f"nobody was invited yet; make a token with: aflock invite {folder} alice"
+    width = max(len(member["name"]) for member in found)
+    return "\n".join(
+        f"{member['name']:<{width}}  invited {member['invited']}{'  revoked' if member['revoked'] else ''}"
+        for member in found
+    )

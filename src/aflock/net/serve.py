@@ -10,9 +10,11 @@ import json
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,12 @@ from . import room, tls, warm
 from .evaluation import Evaluator
 from .logs import fields, log
 from .members import Members
+from .renewal import renew
 from .service import Service
 from .settings import ServerParams, Settings
 from .store import Store
+
+Find = Callable[[], tls.Certificates]
 
 ADDRESS = "address.json"
 """Where commands on the same machine find a running server."""
@@ -64,10 +69,14 @@ def _serve_on(
     members = Members(folder)
     if members.problem:
         raise InputError(members.problem)
-    certificates = None
-    if secure:
-        hosts = _hosts(server.host, server.names)
-        certificates = tls.prepare(folder, hosts, certificate=options.certificate, key=options.key)
+    find = partial(
+        tls.prepare,
+        folder,
+        _hosts(server.host, server.names),
+        certificate=options.certificate,
+        key=options.key,
+    )
+    certificates = find() if secure else None
     context = tls.server_context(certificates, options.client_ca) if certificates else None
     if not store.federation.begun:
         room.for_all(settings, store.federation.length)
@@ -83,7 +92,7 @@ def _serve_on(
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     _allow_files(2 * server.connections + 256)  # those too many are told so
     with threads.one_thread():
-        return _run(store, members, listening, context)
+        return _run(store, members, listening, context, find)
 
 
 def _is_secure(host: str, options: Options) -> bool:
@@ -110,7 +119,7 @@ def _allow_files(count: int) -> None:
         log.warning("the system allows %d open files; [server] connections asks for %d", most, count)
 
 
-def _run(store: Store, members: Members, listening: socket.socket, context: Any) -> int:
+def _run(store: Store, members: Members, listening: socket.socket, context: ssl.SSLContext | None, find: Find) -> int:
     try:
         import uvloop
     except ModuleNotFoundError:
@@ -118,10 +127,12 @@ def _run(store: Store, members: Members, listening: socket.socket, context: Any)
     else:
         make = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=make) as runner:
-        return runner.run(_serve(store, members, listening, context))
+        return runner.run(_serve(store, members, listening, context, find))
 
 
-async def _serve(store: Store, members: Members, listening: socket.socket, context: Any) -> int:
+async def _serve(
+    store: Store, members: Members, listening: socket.socket, context: ssl.SSLContext | None, find: Find
+) -> int:
     from .http import Limits
     from .listen import Server
 
@@ -143,6 +154,8 @@ async def _serve(store: Store, members: Members, listening: socket.socket, conte
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     helpers = [loop.create_task(service.look_after()), loop.create_task(_stop_on_failure(service, stop))]
+    if context is not None:
+        helpers.append(loop.create_task(renew(context, find)))
     try:
         await server.serve(sockets=[listening])
     finally:

@@ -1,7 +1,7 @@
 """Encryption: the federation's own authority and certificates, or those of whoever runs it.
 
     fed/tls/ca.key, ca.pem           the authority; clients trust it, so it stays for ten years
-    fed/tls/server.key, server.pem   the server's certificate; renewed by the authority at a start that needs it
+    fed/tls/server.key, server.pem   the server's certificate; renewed by the authority when it is time (renewal.py)
 
 Files are made in this order, each whole and synced. A start that was cut short therefore leaves a beginning of the
 list, and the next one makes the rest. An authority is never replaced: all clients would have to be told.
@@ -109,7 +109,7 @@ def server_context(certificates: Certificates, client_ca: Path | None = None) ->
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION  # costs the server more than the one who asks for it
-    _show(context, certificates.certificate, certificates.key)
+    show(context, certificates.certificate, certificates.key)
     if client_ca is not None:
         _trust(context, pki.read(client_ca), str(client_ca))
         context.verify_mode = ssl.CERT_REQUIRED
@@ -125,7 +125,7 @@ def client_context(ca: str | None, *, certificate: Path | None = None, key: Path
     else:
         _trust(context, ca.encode(errors="replace"), "the ca of the token file")
     if certificate is not None or key is not None:
-        _show(context, *_both(certificate, key))
+        show(context, *_both(certificate, key))
     return context
 
 
@@ -265,7 +265,8 @@ def _fingerprint_of(file: Path) -> str:
     return fingerprint(pki.read(file))
 
 
-def _show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+def show(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """From now on the context proves its name with these."""
     for file in (certificate, key):
         pki.read(file)  # the error of ssl does not say which one it is
     try:

@@ -47,7 +47,7 @@ def test_the_table_of_algorithms_is_complete() -> None:
 
 
 def test_the_server_page_tells_which_sections_a_restart_may_change() -> None:
-    told = (ROOT / "docs/server.md").read_text().split("**Restart**")[1].split("**Disk.**")[0]
+    told = (ROOT / "docs/server.md").read_text().split("**Restarts**")[1].split("**Disk.**")[0]
     may, may_not = (set(re.findall(r"\[(\w+)\]", part)) for part in told.split("but not"))
     assert may_not == set(settings.LASTING)
     assert may | may_not == {*settings.SCHEMA.named, *settings.SCHEMA.fixed}

@@ -15,7 +15,7 @@ EVERY = 3600.0
 
 
 async def renew(context: ssl.SSLContext, find: Callable[[], tls.Certificates], every: float = EVERY) -> None:
-    """Looks now and then for what `find` returns, and shows it; if that cannot be used, it says so and the old stays."""
+    """Looks now and then for what `find` returns, and shows it; what cannot be used is told of, and the old stays."""
     shown = _fingerprint(find())
     while True:
         await asyncio.sleep(every)

@@ -65,6 +65,16 @@ def after(jobs: int, act: Callable[[], None]) -> Callable[[Progress], None]:
     return lambda progress: act() if progress.jobs == jobs else None
 
 
+def new_terms(server: FakeServer, change: dict[str, Any]) -> Callable[[Progress], None]:
+    """After two jobs the server has another greeting, and has forgotten the client."""
+
+    def changed() -> None:
+        server.greeting |= change
+        server.forget("alice")
+
+    return after(2, changed)
+
+
 # --- it joins again, a few times -------------------------------------------------------------------------------------
 
 
@@ -134,13 +144,8 @@ def test_new_terms_that_cannot_be_met_are_told(
     change: dict[str, Any], options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     with plain() as server:
-
-        def changed() -> None:
-            server.greeting |= change
-            server.forget("alice")
-
         with pytest.raises(error, match=says):
-            made(server).run(nn.Linear(4, 3), batches(), jobs=6, progress=after(2, changed), **options)
+            made(server).run(nn.Linear(4, 3), batches(), jobs=6, progress=new_terms(server, change), **options)
         assert not server.coordinator.working
 
 
@@ -154,14 +159,8 @@ def test_new_terms_that_cannot_be_met_are_told(
 def test_training_of_ones_own_is_held_to_the_new_terms(
     change: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    with plain() as server:
-
-        def changed() -> None:
-            server.greeting |= change
-            server.forget("alice")
-
-        with pytest.raises(error, match=says):
-            made(server).run_with(one, jobs=6, progress=after(2, changed))
+    with plain() as server, pytest.raises(error, match=says):
+        made(server).run_with(one, jobs=6, progress=new_terms(server, change))
 
 
 # --- another federation in the same place ----------------------------------------------------------------------------

@@ -76,6 +76,13 @@ def work(store: Store, jobs: int = 1) -> None:
         )  # fmt: skip
 
 
+def save_often(store: Store, times: int) -> None:
+    """Two jobs before each snapshot."""
+    for _ in range(times):
+        work(store, 2)
+        store.snapshot()
+
+
 def told(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
 
@@ -257,9 +264,7 @@ def test_a_start_that_fails_does_not_settle_what_the_federation_is(tmp_path: Pat
 def test_a_damaged_snapshot_is_put_aside_for_an_older_one(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     with closing(begun(folder)) as store:
-        for _ in range(3):
-            work(store, 2)
-            store.snapshot()
+        save_often(store, 3)
         work(store)
         trace, model = told(folder), store.federation.model
     newest, older = snapshots(folder)
@@ -279,9 +284,7 @@ def test_snapshots_stay_where_they_are_if_nothing_can_be_made_without_them(tmp_p
     """They may be of another version of aflock, which only needs to be started again."""
     folder = tmp_path / "fed"
     with closing(begun(folder)) as store:
-        for _ in range(4):
-            work(store, 2)
-            store.snapshot()
+        save_often(store, 4)
     kept = {file: file.read_bytes() for file in snapshots(folder)}
     for file in kept:
         os.truncate(file, 1000)
@@ -297,9 +300,7 @@ def test_snapshots_stay_where_they_are_if_nothing_can_be_made_without_them(tmp_p
 def test_the_journal_is_as_long_as_the_snapshots_need_it(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     with closing(begun(folder)) as store:
-        for _ in range(5):
-            work(store, 2)
-            store.snapshot()
+        save_often(store, 5)
     assert len(list((folder / "journal").glob("*.log"))) == 2
     lived = replay(folder / "trace.jsonl")
     assert lived["agrees"]
@@ -309,9 +310,7 @@ def test_the_journal_is_as_long_as_the_snapshots_need_it(tmp_path: Path) -> None
 def test_an_archive_keeps_the_journal_from_the_beginning(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     with closing(begun(folder, archive=True)) as store:
-        for _ in range(5):
-            work(store, 2)
-            store.snapshot()
+        save_often(store, 5)
     assert replay(folder / "trace.jsonl")["from_version"] == 0
 
 
@@ -319,9 +318,7 @@ def test_an_archive_that_began_late_is_replayed_from_its_oldest_snapshot(tmp_pat
     folder = tmp_path / "fed"
     for archive in (False, True):
         with closing(begun(folder, archive=archive)) as store:
-            for _ in range(3):
-                work(store, 2)
-                store.snapshot()
+            save_often(store, 3)
     lived = replay(folder / "trace.jsonl")
     assert lived["agrees"]
     assert lived["from_version"] > 0

@@ -53,9 +53,10 @@ def _description(item: Field[Any]) -> dict[str, Any]:
     return {"name": item.name, "default": default, "expected": meta["expected"], "help": meta["help"]}
 
 
-def positive(default: float | None, text: str) -> Any:
-    """A finite number above zero."""
-    return _field(default, text, lambda x: _real(x) and 0 < x < math.inf, "a positive number")
+def positive(default: float | None, text: str, *, least: float | None = None) -> Any:
+    """A finite number above zero, or of at least `least`."""
+    expected = "a positive number" if least is None else f"a number of at least {least:g}"
+    return _field(default, text, lambda x: _real(x) and 0 < x < math.inf and x >= (least or 0), expected)
 
 
 def non_negative(default: float | None, text: str) -> Any:

@@ -193,6 +193,23 @@ def test_a_wrong_token_never_becomes_familiar(tmp_path: Path) -> None:
             door.known({"authorization": token}, None)
 
 
+def test_one_token_in_many_spellings_is_not_kept_in_all_of_them(tmp_path: Path) -> None:
+    token = members.invite(tmp_path, "ann")
+    door = Door(Members(tmp_path), rate=100.0, strikes=3)
+    for spaces in range(1, 2000):
+        assert door.known({"authorization": f"Bearer{' ' * spaces}{token}"}, None).name == "ann"
+    assert sum(map(len, door._familiar)) < 50_000
+
+
+def test_a_small_rate_lets_one_request_pass(tmp_path: Path) -> None:
+    members.invite(tmp_path, "ann")
+    door = Door(Members(tmp_path), rate=0.1, strikes=3)
+    door.count("ann")
+    with pytest.raises(Refused) as refused:
+        door.count("ann")
+    assert refused.value.retry_after == pytest.approx(10.0, abs=0.1)
+
+
 def test_two_seconds_worth_of_requests_at_a_time_and_then_the_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

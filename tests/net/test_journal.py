@@ -179,9 +179,9 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_another_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_FORMAT", 2)
+        patch.setattr(module, "_FORMAT", 3)
         filled(tmp_path, *THREE)
-    with pytest.raises(JournalError, match="has journal format 2"):
+    with pytest.raises(JournalError, match="has journal format 3"):
         contents(tmp_path)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aflock.net import pki, tls
-from aflock.net.renewal import renew
+from aflock.net.renewal import Encryption
 
 HOSTS = ["127.0.0.1"]
 
@@ -31,9 +31,9 @@ def of(certificates: tls.Certificates) -> str:
 @asynccontextmanager
 async def serving(find: Callable[[], tls.Certificates]) -> AsyncIterator[tuple[str, int]]:
     """A server that looks for another certificate all the time; its address."""
-    context = tls.server_context(find())
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
-    looking = asyncio.create_task(renew(context, find, 0.05))
+    encryption = Encryption(find)
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=encryption.context)
+    looking = asyncio.create_task(encryption.renew(0.05))
     try:
         yield server.sockets[0].getsockname()
     finally:

@@ -702,6 +702,18 @@ def test_an_update_that_cannot_be_looked_at_is_answered_and_gives_its_place_back
         assert outcome(peer.push(ONES)) == TAKEN
 
 
+def test_without_memory_for_a_body_it_is_asked_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with inside(tmp_path / "fed") as server, working(server, "unlucky") as peer:
+        with monkeypatch.context() as patched:
+            patched.setattr(server.service.intake.bodies, "_blank", _fail)
+            with Wire(server, timeout=5.0) as wire_:
+                wire_.send(update_head(peer, 32) + ONES.tobytes())
+                status, headers, _ = wire_.answer()
+                assert (status, headers["retry-after"]) == (503, "5")
+        server.quiet()
+        assert outcome(peer.push(ONES)) == TAKEN
+
+
 def test_a_mistake_at_the_door_is_not_taken_for_bad_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with inside(tmp_path / "fed") as server, working(server, "unlucky") as peer:
         with monkeypatch.context() as patched, Wire(server, timeout=5.0) as wire_:

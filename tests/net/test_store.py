@@ -17,8 +17,10 @@ import pytest
 
 from aflock import state
 from aflock.config import ConfigError
+from aflock.errors import StateError
 from aflock.net import store as module
 from aflock.net import trace as traces
+from aflock.net import weights
 from aflock.net.commits import AT_ONCE, Commits
 from aflock.net.federation import Federation, Given
 from aflock.net.journal import JournalFull, JournalInUse
@@ -159,6 +161,64 @@ def test_a_federation_goes_on_that_does_not_reach_its_new_target(target: float |
     for each in (federation, again):
         each.apply({"k": "terms", "t": 2.0, "terms": [None, None, target]}, b"")
         assert each.state == state
+
+
+@pytest.mark.parametrize("rule", [{"name": "fedavg"}, {"name": "ace"}, {"name": "asgd"}, HOLDING])
+def test_who_has_left_after_the_end_is_not_waited_for_when_it_goes_on(rule: dict[str, Any]) -> None:
+    p = settings(rule).resolved()
+    p["federation"] |= {"clients": 2, "concurrency": 2}
+    federation = Federation(Settings.build(p), np.zeros(LENGTH, np.float32))
+
+    def happens(kind: str, body: bytes = b"", **head: Any) -> Any:
+        return federation.apply({"k": kind, "t": 0.0, **head}, body)
+
+    for name in ("alice", "bob"):
+        happens("hello", name=name, gen=1)
+    assert all(happens("pull", name=name) for name in ("alice", "bob"))
+    happens("end", why="accuracy 0.9000 reaches the target", accuracy=0.9)
+    happens("leave", name="alice")
+    happens("terms", terms=[None, None, 0.99])
+    assert federation.coordinator.clients == {1}
+    happens("hello", name="carol", gen=1)
+    version = federation.version
+    for name in ["bob", "carol"] * 4:  # bob has lost his job: he asks again
+        given = happens("pull", name=name)
+        if given is not None:
+            names = ["gradient"] if given.job.first else list(federation.strategy.needs)
+            happens(
+                "update", np.ones(LENGTH * len(names), np.float32).tobytes(),
+                name=name, j=given.id, v=given.job.version, s=1, e=1, n=names, enc="float32", next=0,
+            )  # fmt: skip
+    assert federation.version > version
+
+
+def test_another_model_to_begin_with_is_refused(tmp_path: Path) -> None:
+    """Without a snapshot everything would come out otherwise, and nobody would know."""
+    file, folder = tmp_path / "w0.safetensors", tmp_path / "fed"
+
+    def opened() -> Store:
+        document = {**settings().resolved(), "model": {"name": "vector", "file": str(file)}}
+        return Store(folder, Settings.build(document))
+
+    weights.save(file, np.zeros(LENGTH, np.float32))
+    with closing(opened()) as store:
+        let(store, "hello", name="alice", gen=1)
+        work(store)
+    weights.save(file, np.ones(LENGTH, np.float32))
+    with pytest.raises(StateError, match="put its file back"):
+        opened()
+    weights.save(file, np.zeros(LENGTH, np.float32))
+    with closing(opened()) as store:
+        assert store.federation.version == 1
+
+
+def test_the_kept_file_need_not_pass_todays_rules_where_it_does_not_count(tmp_path: Path) -> None:
+    folder = tmp_path / "fed"
+    begun(folder).close()
+    kept = folder / "federation.toml"
+    kept.write_text(kept.read_text().replace("[server]\n", "[server]\nnames = ''\n"))
+    assert "names = ''" in kept.read_text()
+    Store(folder, settings()).close()
 
 
 # --- the trace -------------------------------------------------------------------------------------------------------

@@ -84,6 +84,12 @@ class Bodies:
 
     def blank(self, length: int) -> memoryview:
         """The memory for a body; a large one has that of an earlier one, which nobody sees any more."""
+        try:
+            return self._blank(length)
+        except (MemoryError, OSError):
+            raise busy("busy", "the server has no memory for another update now; try again", 5.0) from None
+
+    def _blank(self, length: int) -> memoryview:
         if length < LARGE:
             return np.empty(length, np.uint8).data
         try:

@@ -17,6 +17,7 @@ does depends on the state and the record alone, so that replaying a journal ends
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,8 +193,9 @@ class Federation:
         return self._kinds[head["k"]](head, body)
 
     def _on_open(self, head: Head, body: Buffer) -> None:
-        self.id, self.epoch = head["id"], head["epoch"]
-        self.terms = Terms(*head.get("terms", self.terms))
+        if self._w0 is not None and head["model"] != sha256(self._w0.data).hexdigest():
+            raise StateError("the model to begin with is not the one this federation began with; put its file back")
+        self.id, self.epoch, self.terms = head["id"], head["epoch"], Terms(*head["terms"])
 
     def _on_hello(self, head: Head, body: Buffer) -> None:
         name, generation = head["name"], head["gen"]
@@ -294,8 +296,16 @@ class Federation:
         missed = self._reached is not None and (terms.target is None or terms.target > self._reached)
         if self._spent or missed:
             self.ended, self._spent, self._reached = "", False, None
+            self._let_go_who_has_left()
         if not self.ended:
             self._end_when_spent()
+
+    def _let_go_who_has_left(self) -> None:
+        """Whoever went after the end: the rule had no use for hearing of it then."""
+        if self.begun:
+            seated = {seat.number for seat in self.seats.values()}
+            for number in sorted(self.coordinator.clients - seated):
+                self.coordinator.leave(number, self.now)
 
     def _end(self, why: str) -> None:
         if self.begun:
@@ -330,7 +340,7 @@ class Federation:
             saved = state["federation"]
             seats = {values[0]: Seat.loaded(values) for values in saved["seats"]}
             counts = Counts(**saved["counts"])
-            terms = Terms(*saved.get("terms", self.terms))
+            terms, spent, reached = Terms(*saved["terms"]), saved["spent"], saved["reached"]
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise StateError(f"the saved state of the federation is damaged ({error!r})") from None
         if saved["begun"]:
@@ -338,5 +348,5 @@ class Federation:
             self._w0 = None
         self.id, self.epoch, self.now = saved["id"], saved["epoch"], saved["now"]
         self.begun, self.ended, self.terms = saved["begun"], saved["ended"], terms
-        self._spent, self._reached = saved.get("spent", False), saved.get("reached")
+        self._spent, self._reached = spent, reached
         self.gathered, self.seats, self.counts, self._next = dict(saved["gathered"]), seats, counts, saved["next"]

@@ -160,12 +160,12 @@ class Intake:
             if self._is_crowding(member.name) or (length <= SHORT and not room):
                 return None  # all of it may be here already: there is nothing to hold back
             self._door.count(member.name)
+            return Arrival(self, member, seat, job, head, length, more, headers.get(wire.HAVE), room)
         except (Refused, WireError):  # it is refused again, in the way that can say so
             return None
         except Exception:  # the parser would take it for bad HTTP
             log.exception("an update could not be begun")
             return None
-        return Arrival(self, member, seat, job, head, length, more, headers.get(wire.HAVE), room)
 
     def take(self, a: Arrival) -> None:
         """An update is here."""

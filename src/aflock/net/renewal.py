@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
+from pathlib import Path
 
 from ..errors import AflockError
 from . import pki, tls
@@ -14,20 +14,31 @@ EVERY = 3600.0
 """Seconds between two looks."""
 
 
-async def renew(context: ssl.SSLContext, find: Callable[[], tls.Certificates], every: float = EVERY) -> None:
-    """Looks now and then for what `find` returns, and shows it; what cannot be used is told of, and the old stays."""
-    shown = _fingerprint(find())
-    while True:
-        await asyncio.sleep(every)
-        try:
-            found = find()
-            newest = _fingerprint(found)
-            if newest != shown:
-                tls.show(context, found.certificate, found.key)
-                shown = newest
-                log.info("a new certificate, sha256: %s", newest, extra=fields(event="certificate", sha256=newest))
-        except (AflockError, OSError) as error:
-            log.error("the certificate in use stays: %s", error)
+class Encryption:
+    """How a server speaks TLS, with the certificates that `find` returns, whenever it is asked."""
+
+    def __init__(self, find: Callable[[], tls.Certificates], client_ca: Path | None = None) -> None:
+        self._find = find
+        self.certificates = find()
+        self.context = tls.server_context(self.certificates, client_ca)
+        self._shown = _fingerprint(self.certificates)
+
+    async def renew(self, every: float = EVERY) -> None:
+        """Looks for other certificates now and then; what cannot be used is told of, and those in use stay."""
+        while True:
+            await asyncio.sleep(every)
+            try:
+                self._look()
+            except (AflockError, OSError) as error:
+                log.error("the certificate in use stays: %s", error)
+
+    def _look(self) -> None:
+        found = self._find()
+        newest = _fingerprint(found)
+        if newest != self._shown:
+            tls.show(self.context, found.certificate, found.key)
+            self._shown = newest
+            log.info("a new certificate, sha256: %s", newest, extra=fields(event="certificate", sha256=newest))
 
 
 def _fingerprint(certificates: tls.Certificates) -> str:

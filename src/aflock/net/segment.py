@@ -28,7 +28,7 @@ from ..errors import AflockError
 Buffer = bytes | bytearray | memoryview
 
 _MAGIC = b"aflock\0j"
-_FORMAT = 1
+_FORMAT = 2
 _HEADER = struct.Struct("<8sIQ8s")  # magic, format, first seq, mark
 _FRAME = struct.Struct("<8sQQIQI")  # mark, seq, batch, length of head, length of body, checksum of both
 _SEAL_BYTES = 4

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,12 +24,10 @@ from . import room, tls, warm
 from .evaluation import Evaluator
 from .logs import fields, log
 from .members import Members
-from .renewal import renew
+from .renewal import Encryption
 from .service import Service
 from .settings import ServerParams, Settings
 from .store import Store
-
-Find = Callable[[], tls.Certificates]
 
 ADDRESS = "address.json"
 """Where commands on the same machine find a running server."""
@@ -69,19 +66,12 @@ def _serve_on(
     members = Members(folder)
     if members.problem:
         raise InputError(members.problem)
-    find = partial(
-        tls.prepare,
-        folder,
-        _hosts(server.host, server.names),
-        certificate=options.certificate,
-        key=options.key,
-    )
-    certificates = find() if secure else None
-    context = tls.server_context(certificates, options.client_ca) if certificates else None
+    encryption = _encryption(folder, server, options) if secure else None
     if not store.federation.begun:
         room.for_all(settings, store.federation.length)
     warm.up(settings)
     own, url = _urls("https" if secure else "http", server, listening.getsockname()[1])
+    certificates = encryption.certificates if encryption else None
     known = {"url": own, "pid": os.getpid(), "ca": bool(certificates and certificates.ca)}
     write_whole(folder / ADDRESS, json.dumps(known))
     log.info("serving at %s", url, extra=fields(event="start", url=url, version=store.federation.version))
@@ -92,7 +82,12 @@ def _serve_on(
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     _allow_files(2 * server.connections + 256)  # those too many are told so
     with threads.one_thread():
-        return _run(store, members, listening, context, find)
+        return _run(store, members, listening, encryption)
+
+
+def _encryption(folder: Path, server: ServerParams, options: Options) -> Encryption:
+    own = {"certificate": options.certificate, "key": options.key}
+    return Encryption(partial(tls.prepare, folder, _hosts(server.host, server.names), **own), options.client_ca)
 
 
 def _is_secure(host: str, options: Options) -> bool:
@@ -119,7 +114,7 @@ def _allow_files(count: int) -> None:
         log.warning("the system allows %d open files; [server] connections asks for %d", most, count)
 
 
-def _run(store: Store, members: Members, listening: socket.socket, context: ssl.SSLContext | None, find: Find) -> int:
+def _run(store: Store, members: Members, listening: socket.socket, encryption: Encryption | None) -> int:
     try:
         import uvloop
     except ModuleNotFoundError:
@@ -127,19 +122,17 @@ def _run(store: Store, members: Members, listening: socket.socket, context: ssl.
     else:
         make = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=make) as runner:
-        return runner.run(_serve(store, members, listening, context, find))
+        return runner.run(_serve(store, members, listening, encryption))
 
 
-async def _serve(
-    store: Store, members: Members, listening: socket.socket, context: ssl.SSLContext | None, find: Find
-) -> int:
+async def _serve(store: Store, members: Members, listening: socket.socket, encryption: Encryption | None) -> int:
     from .http import Limits
     from .listen import Server
 
     settings = store.settings.section("server")
     service = Service(store, members)
     limits = Limits(settings.idle, settings.connections, service.refused)
-    server = Server(service, limits, service.intake.begin, context)
+    server = Server(service, limits, service.intake.begin, encryption and encryption.context)
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign]  # ours are below
     evaluator = Evaluator(store, service)
     service.on_version = evaluator.on_version
@@ -154,8 +147,8 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     helpers = [loop.create_task(service.look_after()), loop.create_task(_stop_on_failure(service, stop))]
-    if context is not None:
-        helpers.append(loop.create_task(renew(context, find)))
+    if encryption is not None:
+        helpers.append(loop.create_task(encryption.renew()))
     try:
         await server.serve(sockets=[listening])
     finally:

@@ -55,7 +55,7 @@ class ServerParams(Params):
     port: int = whole(8443, "port to listen on; 0: any free one", least=0, most=65535)
     names: str | None = words(None, _NAMES, "names or addresses, apart by commas")
     lease: float = positive(600.0, "seconds a client may work without a sign of life")
-    rate: float = positive(500.0, "requests per second a client may make; twice as many in a burst")
+    rate: float = positive(500.0, "requests per second a client may make; twice as many in a burst", least=0.01)
     connections: int = whole(4096, "open connections at a time")
     idle: float = positive(75.0, "seconds an idle connection is kept, and a request's headers may take")
     snapshot: int = whole(256, "megabytes of journal after which a snapshot is made")

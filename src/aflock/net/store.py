@@ -18,6 +18,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from .federation import Federation, Head
 from .journal import Journal
 from .refusals import Refused
 from .segment import Entry, entry
-from .settings import Settings
+from .settings import LASTING, Settings
 from .trace import Trace
 from .wire import Buffer
 
@@ -77,10 +78,11 @@ class Store:
         """Refuses to go on with another rule or model than the federation began with."""
         file = self.folder / "federation.toml"
         if file.is_file():
-            began = Settings.build(config.read(file, "aflock serve --example"))
+            kept = config.read(file, "aflock serve --example")
+            began = Settings.build({name: kept[name] for name in LASTING if name in kept}).lasting()
             for section, values in self.settings.lasting().items():
-                if began.lasting()[section] != values:
-                    changed = [key for key in values if began.lasting()[section].get(key) != values[key]]
+                if began[section] != values:
+                    changed = [key for key in values if began[section].get(key) != values[key]]
                     raise StateError(
                         f"[{section}] {', '.join(changed) or 'name'} is not what this federation was begun with (see "
                         f"{file}); put it back, or begin another federation in another folder"
@@ -141,8 +143,9 @@ class Store:
 
     def _found(self) -> None:
         """The first record: a name for the federation, and when it began."""
-        terms = list(self.settings.terms())
-        self._record({"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time(), "terms": terms})
+        model = sha256(self.federation.model.data).hexdigest()
+        head: Head = {"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time(), "model": model}
+        self._record({**head, "terms": list(self.settings.terms())})
 
     def _change_terms(self) -> None:
         """The file says something else about the end than it did: from now on, not for what has happened."""

@@ -35,7 +35,6 @@ def _small(settings: Settings) -> Federation:
     few = replace(p, clients=max(2, cohort or 0), encoding="float32", max_norm=1.0)
     sections = {**settings.sections, "federation": few}
     federation = Federation(Settings(sections), np.zeros(_LENGTH, np.float32))
-    federation.apply({"k": "open", "t": 0.0, "id": "warm", "epoch": 0.0}, b"")
     for k in range(few.clients):
         federation.apply({"k": "hello", "t": 0.0, "name": str(k), "gen": 1}, b"")
     return federation

@@ -44,7 +44,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 MEGABYTE = 1 << 20
 _TRACED = 1 << 12
 """Records after which a long recovery hands the lines of the trace on."""
-OUTGROWN = 4
+OUTGROWN = 6
 """How many times as large as a snapshot the journal grows before the next one."""
 
 

@@ -63,6 +63,8 @@ class Weather:
     archive: bool = False
     keeps: bool = False
     """Whether clients remember on disk."""
+    rounds: bool = False
+    """Whether nobody goes on before a cohort has reported."""
     federation: dict[str, Any] = field(default_factory=dict)
 
     def document(self) -> config.Document:
@@ -81,7 +83,7 @@ WEATHERS = {
         "ace", {"memory": "client"}, length=3_000, archive=True, keeps=True, federation={"max_staleness": 8}
     ),
     "rows": Weather("ca2fl", {"buffer": 3, "cache": "disk"}, length=10_000, archive=True),
-    "rounds": Weather("fedavg", {"buffer": 4}, keeps=True),
+    "rounds": Weather("fedavg", {"buffer": 4}, keeps=True, rounds=True),
 }
 
 
@@ -156,20 +158,34 @@ class Storm:
                 raise error
 
     async def _calm_down(self, url: str) -> None:
-        """A server that nobody kills; every client settles what it had not seen taken, and does two more jobs."""
+        """A server that nobody kills; every client settles what it had not seen taken, and does two more jobs.
+
+        Where there are rounds, nobody may go before the others are done: the last round would never fill.
+        """
+        before = self._receipts()
         for name in self._roles:
             self._kill_client(name)
         self._proxy.calm = True
         self._start_server()
         await self._until_ready()
         for name in self._roles:
-            self._start_client(url, name, jobs=2)
-        await _within(CALM_SECONDS, self._all_done())
+            self._start_client(url, name, jobs=None if self.weather.rounds else 2)
+        await _within(CALM_SECONDS, self._two_more_each(before) if self.weather.rounds else self._all_done())
         assert self._server is not None
         self._server.terminate()
         await _within(CALM_SECONDS, _ended(self._server))
         if self._server.exitcode != 0:
             raise Broken(f"the server ended with {self._server.exitcode}")
+
+    def _receipts(self) -> dict[str, int]:
+        return {name: len(Log.read(Path(role.log))) for name, role in self._roles.items()}
+
+    async def _two_more_each(self, before: dict[str, int]) -> None:
+        while any(count < before[name] + 2 for name, count in self._receipts().items()):
+            self._check_clients()
+            await asyncio.sleep(0.1)
+        for name in self._roles:
+            self._kill_client(name)
 
     async def _all_done(self) -> None:
         for name, client in self._clients.items():

@@ -730,7 +730,7 @@ def commit(folder: Path, play: Callable[[Commits, Store], Any], on_settled: Call
     """Plays with a store's commits; they must come to their end."""
 
     async def main(store: Store) -> None:
-        commits = Commits(store, waiting=1 << 20, on_write=lambda seconds, count: None, on_settled=on_settled)
+        commits = Commits(store, on_write=lambda seconds, count: None, on_settled=on_settled)
         try:
             async with asyncio.timeout(2):
                 await play(commits, store)

@@ -63,8 +63,8 @@ def let(store: Store, kind: str, body: bytes = b"", **head: Any) -> Any:
     """A record is written and happens."""
     record = {"k": kind, "t": store.now(), **head}
     store.write([entry(encoded(record), body)])
-    happened = store.apply(record, body)
-    store.settle()
+    happened = store.federation.apply(record, body)
+    store.tell()
     return happened
 
 
@@ -469,7 +469,7 @@ def test_the_head_of_an_update_is_what_json_would_write(names: list[str]) -> Non
 
 def run(store: Store, play: Callable[[Commits], Any], on_settled: Callable[[], None] = lambda: None) -> Any:
     async def main() -> Any:
-        commits = Commits(store, waiting=1 << 20, on_write=lambda seconds, count: None, on_settled=on_settled)
+        commits = Commits(store, on_write=lambda seconds, count: None, on_settled=on_settled)
         try:
             return await play(commits)
         finally:
@@ -488,7 +488,7 @@ def test_a_record_that_cannot_happen_stops_the_server_instead_of_silencing_it(
 
     async def play(commits: Commits) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(store, "apply", fail)
+            patched.setattr(store.federation, "apply", fail)
             with pytest.raises(Refused) as refusal:
                 await commits.submit("pull", name="alice")
             assert refusal.value.status == 503

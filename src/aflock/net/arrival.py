@@ -36,12 +36,12 @@ class Arrival:
         self.length, self.filled, self.more, self.have = length, 0, more, have
         self.turn: asyncio.Future[None] | None = None
         """Done when there is a place; None if there is one."""
+        bodies = intake.bodies
         if room:
-            self.body = intake.bodies.blank(length)
-            intake.bodies.place(length)
+            self.body = bodies.blank(length)
+            bodies.place(length)
         else:
-            self.turn = intake.bodies.ask(length)
-        self._early = b""
+            self.turn, self._early = bodies.ask(length), b""
         intake.came(seat.name)
 
     def space(self) -> memoryview:

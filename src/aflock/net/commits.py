@@ -36,23 +36,20 @@ BATCH, BATCH_BYTES = 512, 4 << 20
 AT_ONCE = 16
 """Records that happen before others get a turn."""
 
+TOLD = 256
+"""Events after which the trace is handed on, though there is more to do."""
+
 
 class Commits:
     """The one way into a store."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        waiting: int,
-        on_write: Callable[[float, int], None],
-        on_settled: Callable[[], None],
-    ) -> None:
-        """`waiting` bytes may be on their way; `on_write` is told how long each write took and how many it held."""
-        self._store, self._limit, self._on_write, self._on_settled = store, waiting, on_write, on_settled
+    def __init__(self, store: Store, *, on_write: Callable[[float, int], None], on_settled: Callable[[], None]) -> None:
+        """`on_write` is told how long each write took and how many it held."""
+        self._store, self._on_write, self._on_settled = store, on_write, on_settled
         self._queue: deque[Waiting] = deque()
         self._durable: deque[Waiting] = deque()
         self._bytes = 0
+        """Of the bodies in the queue: what they are bounded by is the room for bodies (bodies.py)."""
         self._wake, self._ready, self._quiet = asyncio.Event(), asyncio.Event(), asyncio.Event()
         """There is something to write; to let happen; nothing to let happen."""
         self._quiet.set()
@@ -80,8 +77,6 @@ class Commits:
         """The same without waiting: `done` is told."""
         if self._closing or self.failed is not None:
             raise busy("stopping", "the server is stopping; try again")
-        if self._bytes + len(body) > self._limit:
-            raise busy("busy", "too many updates are on their way; try again")
         self._queue.append((entry(encoded(head), body), head, done))
         self._bytes += len(body)
         self._wake.set()
@@ -109,10 +104,16 @@ class Commits:
 
     def _next_batch(self) -> list[Waiting]:
         batch: list[Waiting] = []
+        if len(self._queue) <= BATCH and self._bytes <= BATCH_BYTES:  # as nearly always
+            batch += self._queue
+            self._queue.clear()
+            self._bytes = 0
+            return batch
         size = 0
         while self._queue and len(batch) < BATCH and size < BATCH_BYTES:
             batch.append(self._queue.popleft())
             size += len(batch[-1][0].body)
+        self._bytes -= size
         return batch
 
     async def _write(self, batch: list[Waiting]) -> None:
@@ -156,27 +157,24 @@ class Commits:
         if self.failed is not None:
             raise self.failed
         told: list[tuple[Done, Any, Refused | None]] = []
+        apply = self._store.federation.apply
         try:
             for _ in range(count):
-                told.append(self._happen(*self._durable.popleft()))
+                (_, body, _), head, done = self._durable.popleft()
+                try:
+                    told.append((done, apply(head, body), None))
+                except Refused as why:
+                    told.append((done, None, why))
+                except BaseException:
+                    told.append((done, None, _cannot_go_on()))
+                    raise
         finally:
-            self._store.settle()
+            self._store.tell(TOLD if self._durable else 1)
             for done, result, refusal in told:
                 _tell(done, result, refusal)
 
-    def _happen(self, written: Entry, head: Head, done: Done) -> tuple[Done, Any, Refused | None]:
-        self._bytes -= len(written.body)
-        try:
-            return done, self._store.apply(head, written.body), None
-        except Refused as refusal:
-            return done, None, refusal
-        except BaseException:
-            _tell(done, None, _cannot_go_on())
-            raise
-
     def _refuse(self, batch: Iterable[Waiting], refusal: Refused) -> None:
-        for written, _, done in batch:
-            self._bytes -= len(written.body)
+        for _, _, done in batch:
             _tell(done, None, refusal)
 
     def _give_up(self, batch: Iterable[Waiting], error: Exception) -> None:

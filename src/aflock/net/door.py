@@ -20,6 +20,8 @@ class Door:
         self._members, self._rate, self._strikes = members, rate, strikes
         self._gap = 1 / rate
         self._ahead = max(_AHEAD, self._gap) + 1e-9  # however small the rate is, there is a first request
+        self.seen: dict[str, float] = {}
+        """When each client asked last."""
         self._due: dict[str, float] = {}
         """When each client's requests would all have been due, had it sent them evenly."""
         self._struck: dict[str, int] = {}
@@ -68,7 +70,7 @@ class Door:
 
     def count(self, name: str) -> None:
         """One more request: at most `rate` per second, and up to two seconds' worth of them at a time."""
-        now = time.monotonic()
+        self.seen[name] = now = time.monotonic()
         due = self._due.get(name, 0.0)
         due = (due if due > now else now) + self._gap
         if due > now + self._ahead:

@@ -26,6 +26,7 @@ from .. import kernels
 from ..coordinator import Coordinator
 from ..errors import InputError, StateError
 from ..events import Event
+from ..strategies.checks import Sound
 from ..types import Job, Receipt, State, Update, Vector
 from . import wire
 from .refusals import Refused, ended, unknown_job, unusable
@@ -175,7 +176,7 @@ class Federation:
             raise unusable(f"the update says version {head.version}; its job was of another")
 
     def check_vectors(self, head: UpdateHead, body: Buffer) -> None:
-        """Refuses vectors no rule can use."""
+        """Refuses vectors no rule can use; none of them gets into the journal."""
         for name, vector in wire.split(body, head.vectors, head.encoding, self.length).items():
             if not kernels.all_finite(vector):
                 raise unusable(f"the vector {name} holds numbers that are not finite")
@@ -245,7 +246,7 @@ class Federation:
             raise ended(self.ended)
         if seat is None or not self.holds(seat, head["j"]):
             raise unknown_job()
-        vectors = wire.split(body, head["n"], head["enc"], self.length)
+        vectors = Sound(wire.split(body, head["n"], head["enc"], self.length))  # see `check_vectors`
         update = Update(seat.number, head["v"], vectors, head["s"], head["e"], head["j"])
         try:
             receipt = self.coordinator.push(update, self.now)

@@ -43,12 +43,13 @@ class Intake:
         *,
         room: int,
         largest: int,
-        admit: Callable[[Member], None],
         refused: Callable[[str], None],
     ) -> None:
-        """`room` bytes of bodies at a time; `admit` raises for who may not come in; `refused` counts refusals."""
+        """`room` bytes of bodies at a time; `refused` counts refusals."""
         self._federation, self._commits, self._leases, self._door = federation, commits, leases, door
-        self.largest, self._admit, self._refused = largest, admit, refused
+        self.largest, self._refused = largest, refused
+        self.closed = False
+        """Whether the server stops: whoever comes now takes the ordinary way, and hears so."""
         self.bodies = Bodies(room)
         self.replies = Replies(federation, leases, self.bodies)
         self._arriving: dict[tuple[str, int], list[asyncio.Future[Answer]]] = {}
@@ -150,16 +151,18 @@ class Intake:
 
     def begin(self, job: int, more: bool, headers: Headers, peer: str | None) -> Arrival | None:
         """An update whose body may come now; None: whatever it is, it takes the ordinary way."""
+        if self.closed:
+            return None
         try:
             member = self._door.known(headers, peer)
-            self._admit(member)
-            seat = self._federation.seat(member.name)
+            name = member.name
+            seat = self._federation.seat(name)
             head, length = UpdateHead.parse(headers), wire.number(headers, "content-length")
             self._federation.check_head(seat, job, head, length)
             room = self.bodies.has_room(length)
-            if self._is_crowding(member.name) or (length <= SHORT and not room):
+            if self._is_crowding(name) or (length <= SHORT and not room):
                 return None  # all of it may be here already: there is nothing to hold back
-            self._door.count(member.name)
+            self._door.count(name)
             return Arrival(self, member, seat, job, head, length, more, headers.get(wire.HAVE), room)
         except (Refused, WireError):  # it is refused again, in the way that can say so
             return None
@@ -228,27 +231,30 @@ class Intake:
 
     def _put(self, seat: Seat, job: int, head: UpdateHead, body: Buffer, more: bool, done: Done) -> None:
         """Hands a checked update to the journal."""
-        self._arriving[seat.name, job] = waiting = list[asyncio.Future[Answer]]()
-        self._leases.end(seat.name)
+        waiting: list[asyncio.Future[Answer]] = []
+        name = seat.name
+        self._arriving[name, job] = waiting
+        self._leases.end(name)
 
         def settled(answer: Answer | None, refusal: Refused | None) -> None:
-            del self._arriving[seat.name, job]
+            del self._arriving[name, job]
             if refusal is not None and self._federation.holds(seat, job):
-                self._leases.begin(seat.name, job)
+                self._leases.begin(name, job)
             for future in waiting:
                 _settle(future, answer and Answer(answer.receipt, answer.version), refusal)
             done(answer, refusal)
 
+        version, steps, examples, vectors, encoding = head
         record: dict[str, Any] = {
-            "k": "update", "t": self._commits.now(), "name": seat.name, "j": job, "v": head.version, "s": head.steps,
-            "e": head.examples, "n": head.vectors, "enc": head.encoding, "next": int(more),
+            "k": "update", "t": self._commits.now(), "name": name, "j": job, "v": version, "s": steps, "e": examples,
+            "n": vectors, "enc": encoding, "next": int(more),
         }  # fmt: skip
         try:
             self._commits.put(record, body, settled)
         except Refused as refusal:
             settled(None, refusal)
         except Exception:
-            log.exception("the update for job %d of %s could not be handed in", job, seat.name)
+            log.exception("the update for job %d of %s could not be handed in", job, name)
             settled(None, Refused(500, "internal", "the server made a mistake"))
 
 

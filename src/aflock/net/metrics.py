@@ -25,12 +25,13 @@ WINDOW = 60.0
 class Meter:
     """What is counted while a server runs; it begins anew with every start."""
 
+    seen: dict[str, float] = field(default_factory=dict)
+    """When each client asked last."""
     begun: float = field(default_factory=time.monotonic)
     refused: Counter[str] = field(default_factory=Counter)
     latency: list[int] = field(default_factory=lambda: [0] * (len(LATENCIES) + 1))
     latency_sum: float = 0.0
     records: int = 0
-    seen: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     _marks: deque[tuple[float, int]] = field(default_factory=deque)
 

@@ -15,6 +15,8 @@ from .leases import Leases
 from .refusals import Refused
 from .wire import Buffer
 
+_VECTORS = "application/octet-stream"
+
 
 class Reply(NamedTuple):
     """An answer: its body is made of parts."""
@@ -44,11 +46,15 @@ class Replies:
 
     def job(self, name: str, given: Given, have: str | None) -> Reply:
         """A job; without its body if the client has that version of the model (`have`) and there is nothing else."""
+        lines, parts = self._job(name, given, have)
+        return Reply(200, _VECTORS, parts, lines)
+
+    def _job(self, name: str, given: Given, have: str | None) -> tuple[str, Sequence[Buffer]]:
         id, job, number, staleness = given
         self._leases.begin(name, id)
         has_it = have is not None and have == str(job.version) and not job.first and not job.extras
         common, parts = (self._common(job, ()), ()) if has_it else self._vectors(job)
-        return Reply(200, "application/octet-stream", parts, wire.job_lines(id, number, staleness) + common)
+        return wire.job_lines(id, number, staleness) + common, parts
 
     def _common(self, job: Job, names: Sequence[str]) -> str:
         return wire.version_lines(job.version, job.first, names, self._encoding)
@@ -69,14 +75,15 @@ class Replies:
 
     def update(self, name: str, answer: Answer, have: str | None) -> Reply:
         """A receipt, and the next job with it where one was given."""
-        receipt, lines = answer.receipt, wire.receipt_lines(answer.receipt, answer.version)
-        if answer.given is not None:
-            status, kind, parts, more = self.job(name, answer.given, have)
-            return Reply(status, kind, parts, more + lines)
+        receipt, version, given = answer
+        lines = wire.receipt_lines(receipt, version)
+        if given is not None:
+            more, parts = self._job(name, given, have)
+            return Reply(200, _VECTORS, parts, more + lines)
         body = {
             "outcome": receipt.outcome,
             "staleness": receipt.staleness,
             "reason": receipt.reason,
-            "version": answer.version,
+            "version": version,
         }
         return Reply(200, "application/json", [json.dumps(body).encode()], lines)

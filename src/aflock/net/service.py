@@ -47,16 +47,16 @@ class Service:
         self.store, self.members = store, members
         self.federation = store.federation
         server, federation = store.settings.section("server"), store.settings.section("federation")
-        self.meter = Meter()
         self._door = Door(members, rate=server.rate, strikes=federation.strikes)
+        self.meter = Meter(self._door.seen)
         self._open_status = server.status == "open"
         largest = 4 * self.federation.length * max(1, len(self.federation.strategy.needs)) + 64
         bytes_at_a_time = max(2 * largest, min(_ROOM, 1024 * largest))
-        self._commits = Commits(store, waiting=bytes_at_a_time, on_write=self._after_write, on_settled=self._after_some)
+        self._commits = Commits(store, on_write=self._after_write, on_settled=self._after_some)
         self.leases = Leases(self._expire, server.lease)
         self.intake = Intake(
             self.federation, self._commits, self.leases, self._door,
-            room=bytes_at_a_time, largest=largest, admit=self._admit, refused=self.refused,
+            room=bytes_at_a_time, largest=largest, refused=self.refused,
         )  # fmt: skip
         for seat in self.federation.seats.values():
             if self.federation.coordinator.works(seat.number):
@@ -130,16 +130,12 @@ class Service:
 
     def _enter(self, request: Request, *, hello: bool = False) -> Member:
         member = self._known(request)
-        self._admit(member, hello=hello)
-        return member
-
-    def _admit(self, member: Member, *, hello: bool = False) -> None:
-        self.meter.seen[member.name] = time.monotonic()
         if self.stopping:
             raise stopping()
         seat = self.federation.seats.get(member.name)
         if seat is not None and seat.suspended and not (hello and member.generation != seat.generation):
             raise suspended()
+        return member
 
     def _known(self, request: Request) -> Member:
         member = self._door.enter(request.headers, request.peer)
@@ -361,7 +357,7 @@ class Service:
 
     def stop(self) -> None:
         """Takes no more requests: those that wait are told to come again."""
-        self.stopping = True
+        self.stopping = self.intake.closed = True
         self._turns.wake_all()
 
     async def close(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 import uvicorn
@@ -59,14 +60,22 @@ def read_head(data: Buffer, length: int) -> Head | None:
     found = _HEAD.match(data, 0, min(length, HEADER_BYTES))
     if found is None:
         return None
-    fields = _FIELD.findall(found[3].decode("ascii"))
-    names, values = zip(*fields, strict=True)
-    headers = dict(zip(map(str.lower, names), values, strict=True))
-    if len(headers) < len(fields) or not _FRAMING.isdisjoint(headers):
+    first, more, lines = found.groups()
+    names, values = zip(*_FIELD.findall(lines.decode("ascii")), strict=True)
+    plain = _plain(names)
+    if plain is None:
         return None
-    if "connection" in headers and headers["connection"] != "keep-alive":
+    headers = dict(zip(plain, values, strict=True))
+    if headers.get("connection", "keep-alive") != "keep-alive":
         return None
-    return Head(int(found[1]), found[2] == b"1", headers, found.end())
+    return Head(int(first), more == b"1", headers, found.end())
+
+
+@lru_cache(64)  # a client's heads all have the same names
+def _plain(names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The names of headers in lower case, if each is there once and none changes what the request is."""
+    lower = tuple(map(str.lower, names))
+    return lower if len(set(lower)) == len(lower) and _FRAMING.isdisjoint(lower) else None
 
 
 class _Turn:
@@ -128,21 +137,23 @@ class ShortWay(Connection):
         head = read_head(_INCOMING, nbytes)
         if head is None or self.transport.is_closing():
             return False
-        arrival = self._begin(head.job, head.more, head.headers, self.peer)
+        job, more, headers, start = head
+        arrival = self._begin(job, more, headers, self.peer)
         if arrival is None:
             return False
-        self._due.append(self._turn)
-        self._turn.response_complete, self.cycle = False, self._turn
+        turn = self._turn
+        turn.response_complete, self.cycle = False, turn
+        self._due.append(turn)
         self._speak.clear()
-        end = head.end + arrival.length
+        end = start + arrival.length
         if arrival.turn is not None:
-            self._wait(arrival, _INCOMING[head.end : nbytes])
+            self._wait(arrival, _INCOMING[start:nbytes])
         elif nbytes < end:
             self._arrival, self._in_body = arrival, True
-            arrival.feed(_INCOMING[head.end : nbytes])
+            arrival.feed(_INCOMING[start:nbytes])
             self._keep_pace()
         else:
-            arrival.feed(_INCOMING[head.end : end])
+            arrival.feed(_INCOMING[start:end])
             arrival.finish(self._reply)
             if nbytes > end:
                 self.data_received(_INCOMING[end:nbytes])

@@ -21,7 +21,6 @@ from contextlib import suppress
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from .. import config, state
 from ..errors import StateError
@@ -60,13 +59,15 @@ class Store:
         self._state_bytes = 0
         """Of the last snapshot."""
         self.journal = Journal(folder / "journal")  # from here on the folder is this server's alone
+        self._events: list[Event] = []
+        """Those whose lines are not in the trace yet."""
         self._trace: Trace | None = None
         try:
             self._check_settings()
             self._clean_up()
             start = settings.start()
             self.judge = start.judge
-            self.federation = Federation(settings, start.w0, self._on_event)
+            self.federation = Federation(settings, start.w0, self._events.append)
             self.recovered = self._recover(start.w0)
         except BaseException:
             self.close()
@@ -105,7 +106,7 @@ class Store:
         records = self.journal.recover(after=seq)
         first = list(islice(records, 1))  # without the records after the snapshot, nothing is touched
         told = _size(self.folder / "trace.jsonl")
-        self._trace = Trace(self.folder / "trace.jsonl", length)
+        self._trace = Trace(self.folder / "trace.jsonl", length, self._events)
         count = 0
         for count, record in enumerate(chain(first, records), 1):
             self._apply(json.loads(record.head), record.body)
@@ -135,7 +136,7 @@ class Store:
             except StateError as error:
                 log.warning("%s cannot be used, taking an older one: %s", file.name, error)
                 damaged.append(file)
-                self.federation = Federation(self.settings, w0, self._on_event)
+                self.federation = Federation(self.settings, w0, self._events.append)
                 continue
             self._state_bytes = file.stat().st_size
             return int(saved["seq"]), int(saved["trace"])
@@ -170,18 +171,15 @@ class Store:
         self.journal.write(entries)
         self._since += self.journal.written - before
 
-    def apply(self, head: Head, body: Buffer) -> Any:
-        """Lets a durable record happen."""
-        return self.federation.apply(head, body)
-
     def _apply(self, head: Head, body: Buffer) -> None:
         with suppress(Refused):  # as it was then
             self.federation.apply(head, body)
 
-    def settle(self) -> None:
-        """After a batch of records: the trace is handed to the system."""
+    def tell(self, least: int = 1) -> None:
+        """Hands the trace to the system if that many events have not been told yet."""
         assert self._trace is not None
-        self._trace.flush()
+        if len(self._events) >= least:
+            self._trace.flush()
 
     @property
     def snapshot_due(self) -> bool:
@@ -220,10 +218,6 @@ class Store:
         if self._trace is not None:
             self._trace.close()
             self._trace = None
-
-    def _on_event(self, event: Event) -> None:
-        assert self._trace is not None  # nothing happens before a snapshot is loaded
-        self._trace.add(event.text())
 
 
 def snapshots(folder: Path) -> list[Path]:

@@ -10,32 +10,30 @@ import logging
 import os
 from pathlib import Path
 
+from ..events import Event
+
 log = logging.getLogger("aflock.server")
 
 
 class Trace:
     """The file, open for one server."""
 
-    def __init__(self, file: Path, length: int) -> None:
-        """Cuts the file back to so many bytes."""
+    def __init__(self, file: Path, length: int, events: list[Event]) -> None:
+        """Cuts the file back to so many bytes; the lines are those of the events that gather in the list."""
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
         self.end = min(length, os.fstat(self._descriptor).st_size)
         """How long the file is, up to the last line that was handed on."""
         if self.end < length:
             log.warning("trace.jsonl has lost lines that were in it at the last snapshot; it goes on with a gap")
         os.ftruncate(self._descriptor, self.end)
-        self._lines: list[str] = []
+        self._events = events
         self._waiting = bytearray()
         self._full = False
 
     @property
     def waiting(self) -> int:
         """Bytes that the system has not taken yet."""
-        return len(self._waiting) + sum(map(len, self._lines))
-
-    def add(self, line: str) -> None:
-        """One more line; it never fails."""
-        self._lines.append(line)
+        return len(self._waiting)
 
     def flush(self) -> None:
         """Hands the lines to the system; what it does not take waits: the journal has it anyway."""
@@ -57,8 +55,8 @@ class Trace:
         os.close(self._descriptor)
 
     def _hand_on(self) -> None:
-        self._waiting += "".join(self._lines).encode()
-        self._lines.clear()
+        self._waiting += "".join([event.text() for event in self._events]).encode()
+        self._events.clear()
         while self._waiting:
             written = os.pwrite(self._descriptor, self._waiting, self.end)
             self.end += written

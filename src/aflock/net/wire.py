@@ -36,10 +36,14 @@ LAST_STALENESS = "aflock-last-staleness"
 REASON = "aflock-reason"
 SERVER_VERSION = "aflock-server-version"
 
+_JOB_LINES = f"{JOB}: %d\r\n{NUMBER}: %d\r\n{LAST_STALENESS}: %d\r\n"
+_RECEIPT_LINES = f"{OUTCOME}: %s\r\n{STALENESS}: %d\r\n{SERVER_VERSION}: %d\r\n"
+
 _SIZES = {"float32": (4, 0), "float16": (2, 0), "int8": (1, 4)}
 """Bytes per number, and beside them."""
 
 ENCODINGS = tuple(_SIZES)
+_USUAL = "float32"
 
 Buffer = bytes | bytearray | memoryview
 Headers = Mapping[str, str]
@@ -124,20 +128,14 @@ def pairs(lines: str) -> list[tuple[str, str]]:
 def number(headers: Headers, name: str, default: int | None = None) -> int:
     """A header that is a number: decimal digits, at most 18 of them."""
     text = headers.get(name)
+    return default if text is None and default is not None else _number(text, name)
+
+
+def _number(text: str | None, name: str) -> int:
     if text is None:
-        if default is None:
-            raise WireError(f"the header {name} is missing")
-        return default
-    try:
-        return _whole(text)
-    except ValueError:
-        raise WireError(f"the header {name} is not a number") from None
-
-
-@lru_cache(1024)
-def _whole(text: str) -> int:
+        raise WireError(f"the header {name} is missing")
     if not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
-        raise ValueError(text)
+        raise WireError(f"the header {name} is not a number")
     return int(text)
 
 
@@ -158,10 +156,13 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def encoding(headers: Headers) -> str:
     """How the vectors of a body are encoded."""
-    found = headers.get(ENCODING, "float32")
-    if found not in ENCODINGS:
+    return _known(headers.get(ENCODING, _USUAL))
+
+
+def _known(encoding: str) -> str:
+    if encoding not in ENCODINGS:
         raise WireError(f"the header {ENCODING} names none of {', '.join(ENCODINGS)}")
-    return found
+    return encoding
 
 
 class JobHead(NamedTuple):
@@ -196,7 +197,7 @@ class JobHead(NamedTuple):
 
 def job_lines(job: int, number: int, staleness: int) -> str:
     """What is one job's own, as it travels."""
-    return f"{JOB}: {job}\r\n{NUMBER}: {number}\r\n{LAST_STALENESS}: {staleness}\r\n"
+    return _JOB_LINES % (job, number, staleness)
 
 
 def version_lines(version: int, first: bool, vectors: Sequence[str], encoding: str) -> str:
@@ -223,24 +224,30 @@ class UpdateHead(NamedTuple):
             ENCODING: self.encoding,
         }
 
-    @classmethod
-    def parse(cls, headers: Headers) -> Self:
+    @staticmethod
+    def parse(headers: Headers) -> UpdateHead:
         """From the headers of a request."""
-        return cls(
-            number(headers, VERSION),
-            number(headers, STEPS),
-            number(headers, EXAMPLES),
-            names(headers),
-            encoding(headers),
-        )
+        get = headers.get
+        return _update_head(get(VERSION), get(STEPS), get(EXAMPLES), get(VECTORS, ""), get(ENCODING, _USUAL))
+
+
+@lru_cache(1024)  # many updates are of the same version, and most say the same otherwise
+def _update_head(
+    version: str | None, steps: str | None, examples: str | None, vectors: str, encoding: str
+) -> UpdateHead:
+    return UpdateHead(
+        _number(version, VERSION),
+        _number(steps, STEPS),
+        _number(examples, EXAMPLES),
+        _listed(vectors),
+        _known(encoding),
+    )
 
 
 def receipt_lines(receipt: Receipt, version: int) -> str:
     """A receipt as it travels."""
-    reason = f"{REASON}: {receipt.reason}\r\n" if receipt.reason else ""
-    return (
-        f"{OUTCOME}: {receipt.outcome}\r\n{STALENESS}: {receipt.staleness}\r\n{SERVER_VERSION}: {version}\r\n{reason}"
-    )
+    lines = _RECEIPT_LINES % (receipt.outcome, receipt.staleness, version)
+    return f"{lines}{REASON}: {receipt.reason}\r\n" if receipt.reason else lines
 
 
 def parse_receipt(headers: Headers) -> tuple[Receipt, int]:

@@ -36,7 +36,7 @@ from ..errors import (
 )
 from ..params import Params
 from ..types import Job, Receipt, State, Update, Vector
-from .checks import checked, index, mapping, positive
+from .checks import Sound, checked, index, mapping, positive
 from .kept import restored, saved
 
 
@@ -180,16 +180,8 @@ class Strategy(ABC):
         staleness = version - update.version
         if not 0 <= staleness <= version:
             raise VersionError(f"version {update.version} does not exist; expected one of 0 to {version}")
-        vectors, length = update.vectors, self.w.size
-        if type(vectors) is not dict:
-            mapping(vectors, "vectors")
-        for name in self.needs:
-            vector = vectors.get(name)
-            if vector is None:
-                raise MissingVector(self._missing(name, vectors))
-            sound = checked(vector, name, length)
-            if sound is not vector:
-                update = replace(update, vectors={**update.vectors, name: sound})
+        if type(update.vectors) is not Sound:
+            update = self._check_vectors(update)
         return self._receive(update, staleness)
 
     def flush(self) -> bool:
@@ -361,6 +353,20 @@ class Strategy(ABC):
         version = index(version, "version", VersionError)
         steps, examples = positive(steps, "steps"), positive(examples, "examples")
         return Update(client, version, update.vectors, steps, examples, update.job)
+
+    def _check_vectors(self, update: Update) -> Update:
+        """An update with all vectors the rule needs, each of them sound, or an error."""
+        vectors, length = update.vectors, self.w.size
+        if type(vectors) is not dict:
+            mapping(vectors, "vectors")
+        for name in self.needs:
+            vector = vectors.get(name)
+            if vector is None:
+                raise MissingVector(self._missing(name, vectors))
+            sound = checked(vector, name, length)
+            if sound is not vector:
+                update = replace(update, vectors={**update.vectors, name: sound})
+        return update
 
     def _missing(self, name: str, vectors: Mapping[str, Vector]) -> str:
         got = ", ".join(vectors) or "none"

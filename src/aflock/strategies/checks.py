@@ -15,6 +15,10 @@ from ..types import Vector
 _FLOAT32 = np.dtype(np.float32)
 
 
+class Sound(dict[str, Vector]):
+    """The vectors of an update whose sender was told they are sound: they are not looked at again."""
+
+
 def index(value: Any, what: str, error: type[InputError]) -> int:
     """An integer, whatever its type calls itself."""
     if type(value) is int:

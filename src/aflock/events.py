@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush"]
+
+
+_text = lru_cache(1024, typed=True)(repr)
+"""Of a time: an update and the job given with its answer have the same."""
 
 
 class Event(NamedTuple):
@@ -31,12 +36,12 @@ class Event(NamedTuple):
         kind, time, server, client, version, job, steps, examples, staleness, outcome, reason, first = self
         if kind == "pull" and not first:
             return (
-                f'{{"kind": "pull", "time": {time!r}, "server": {server}, "client": {client}, '
+                f'{{"kind": "pull", "time": {_text(time)}, "server": {server}, "client": {client}, '
                 f'"version": {version}, "job": {job}}}\n'
             )
         if kind == "arrival" and not first and not reason:
             return (
-                f'{{"kind": "arrival", "time": {time!r}, "server": {server}, "client": {client}, '
+                f'{{"kind": "arrival", "time": {_text(time)}, "server": {server}, "client": {client}, '
                 f'"version": {version}, "job": {job}, "steps": {steps}, "examples": {examples}, '
                 f'"staleness": {staleness}, "outcome": "{outcome}"}}\n'
             )

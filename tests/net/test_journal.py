@@ -618,7 +618,7 @@ def test_a_batch_that_cannot_be_taken_back(tmp_path: Path, monkeypatch: pytest.M
     journal, _ = opened(tmp_path)
     with journal:
         monkeypatch.setattr(os, "ftruncate", fails)
-        monkeypatch.setattr(module, "_IOV_MAX", 1)
+        monkeypatch.setattr(module, "IOV_MAX", 1)
         real, calls = os.pwritev, iter(range(99))
 
         def full(descriptor: int, buffers: Sequence[memoryview], place: int) -> int:

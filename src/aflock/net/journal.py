@@ -19,7 +19,20 @@ from typing import Self
 
 from ..errors import OrderError
 from ..files import locked
-from .segment import Buffer, CorruptJournal, Entry, JournalError, Record, Segment, entry, is_unborn, missing, size
+from .segment import (
+    IOV_MAX,
+    Buffer,
+    CorruptJournal,
+    Entry,
+    JournalError,
+    Record,
+    Segment,
+    Writing,
+    entry,
+    is_unborn,
+    missing,
+    size,
+)
 
 _NAME = re.compile(r"journal-(\d{16})\.log")
 
@@ -120,6 +133,20 @@ class Journal:
             segment.next += len(batch)
         self.written += needed
         return first
+
+    def plan(self, batch: Sequence[Entry]) -> Writing | None:
+        """What `write` would do, for somebody else to do it; None if only `write` can."""
+        segment, needed = self._usable(), size(batch)
+        if not batch or 2 * len(batch) > IOV_MAX or segment.end + needed > self._segment_bytes:
+            return None
+        return segment.plan(batch, needed)
+
+    def wrote(self, writing: Writing) -> int:
+        """It is on the disk; how many bytes it was."""
+        self._usable().wrote(writing)
+        written = writing.end - writing.place
+        self.written += written
+        return written
 
     def rotate(self) -> None:
         """Begins a new segment, so that `forget` can delete the one there is; does nothing if that has no records."""

@@ -35,7 +35,7 @@ _SEAL_BYTES = 4
 _HEADER_BYTES = _HEADER.size + _SEAL_BYTES
 _FRAME_BYTES = _FRAME.size + _SEAL_BYTES
 _MARK_BYTES = 8
-_IOV_MAX = 1024
+IOV_MAX = 1024
 _SCAN_BYTES = 1 << 20
 _PAGE_BYTES = 1 << 16  # the largest there are
 _LET_GO_BYTES = 1 << 20
@@ -87,6 +87,19 @@ class _Frame(NamedTuple):
     record: Record
     batch: int
     end: int
+
+
+class Writing(NamedTuple):
+    """A batch on its way to the disk: for each record what stands before its body, and the body."""
+
+    descriptor: int
+    heads: list[bytes]
+    bodies: list[Buffer]
+    place: int
+    end: int
+    kept: int
+    let_go: int
+    """Bytes from `kept` on that nobody will read: they need not stay in memory."""
 
 
 class Segment:
@@ -153,6 +166,19 @@ class Segment:
         frames = _frames(batch, self.next, self.mark)
         self.end = self._size = _write_all(self._descriptor, frames, self.end)
 
+    def plan(self, batch: Sequence[Entry], needed: int) -> Writing:
+        """What `append` and `sync` would do with so many bytes, for somebody else to do it."""
+        end = self.end + needed
+        heads = _heads(batch, self.next, self.mark)
+        bodies = [body for _, body, _ in batch]
+        return Writing(self._descriptor, heads, bodies, self.end, end, self._kept, self._unread(end))
+
+    def wrote(self, writing: Writing) -> None:
+        """It has been done."""
+        self.end = self._size = writing.end
+        self._kept += writing.let_go
+        self.next += len(writing.heads)
+
     def cut(self, end: int, following: int) -> None:
         """Takes back everything behind `end`; `following` is the next record again."""
         os.ftruncate(self._descriptor, end)
@@ -167,10 +193,15 @@ class Segment:
 
     def _let_go(self) -> None:
         """Nobody reads a journal before the next start: its pages are of more use to the next batch."""
-        whole = self.end - self.end % _PAGE_BYTES  # the last page is written to again
-        if _advise is not None and whole - self._kept >= _LET_GO_BYTES:
-            _advise(self._descriptor, self._kept, whole - self._kept, os.POSIX_FADV_DONTNEED)
-            self._kept = whole
+        unread = self._unread(self.end)
+        if _advise is not None and unread:
+            _advise(self._descriptor, self._kept, unread, os.POSIX_FADV_DONTNEED)
+            self._kept += unread
+
+    def _unread(self, end: int) -> int:
+        """Bytes that need not be kept in memory any longer, once there are enough of them."""
+        unread = end - end % _PAGE_BYTES - self._kept  # the last page is written to again
+        return unread if unread >= _LET_GO_BYTES else 0
 
     def close(self) -> None:
         """Closes the file."""
@@ -214,23 +245,27 @@ def size(batch: Sequence[Entry]) -> int:
 
 
 def _frames(batch: Sequence[Entry], first: int, mark: bytes) -> list[Buffer]:
-    frames: list[Buffer] = []
-    for seq, (head, body, checksum) in enumerate(batch, first):
-        frames.append(_sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head)
-        if body:
-            frames.append(body)
-    return frames
+    pairs = zip(_heads(batch, first, mark), batch, strict=True)
+    return [part for head, (_, body, _) in pairs for part in (head, body) if part]
+
+
+def _heads(batch: Sequence[Entry], first: int, mark: bytes) -> list[bytes]:
+    """What stands before each body."""
+    return [
+        _sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head
+        for seq, (head, body, checksum) in enumerate(batch, first)
+    ]
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
     """Writes the buffers one after the other without joining them; returns where they end."""
-    if len(buffers) <= _IOV_MAX:
+    if len(buffers) <= IOV_MAX:
         written = os.pwritev(descriptor, buffers, place)
         if written == sum(map(len, buffers)):  # as nearly always
             return place + written
     rest, done = [memoryview(buffer) for buffer in buffers], 0  # again from the beginning: that loses nothing
     while done < len(rest):
-        written = os.pwritev(descriptor, rest[done : done + _IOV_MAX], place)
+        written = os.pwritev(descriptor, rest[done : done + IOV_MAX], place)
         if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         place += written

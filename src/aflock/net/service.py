@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import to_json
-from . import metrics, replies, room, wire
+from . import metrics, pen, replies, room, wire
 from .bodies import Gone, Receive
 from .commits import Commits
 from .door import Door
@@ -52,7 +52,7 @@ class Service:
         self._open_status = server.status == "open"
         largest = 4 * self.federation.length * max(1, len(self.federation.strategy.needs)) + 64
         bytes_at_a_time = max(2 * largest, min(_ROOM, 1024 * largest))
-        self._commits = Commits(store, on_write=self._after_write, on_settled=self._after_some)
+        self._commits = Commits(store, on_write=self._after_write, on_settled=self._after_some, pen=pen.pen())
         self.leases = Leases(self._expire, server.lease)
         self.intake = Intake(
             self.federation, self._commits, self.leases, self._door,

@@ -31,7 +31,7 @@ from . import weights
 from .federation import Federation, Head
 from .journal import Journal
 from .refusals import Refused
-from .segment import Entry, entry
+from .segment import Entry, Writing, entry
 from .settings import LASTING, Settings
 from .trace import Trace
 from .wire import Buffer
@@ -180,6 +180,14 @@ class Store:
         assert self._trace is not None
         if len(self._events) >= least:
             self._trace.flush()
+
+    def plan(self, entries: Sequence[Entry]) -> Writing | None:
+        """What `write` would do, for somebody else to do it; None if only `write` can."""
+        return self.journal.plan(entries)
+
+    def wrote(self, writing: Writing) -> None:
+        """It is on the disk."""
+        self._since += self.journal.wrote(writing)
 
     @property
     def snapshot_due(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import AflockError
+from . import pen
 from .federation import Federation, Given
 from .settings import Settings
 from .wire import UpdateHead
@@ -19,6 +20,7 @@ _ROUNDS = 64
 
 def up(settings: Settings) -> None:
     """Lets the rule of a federation make a few steps with a few clients and a few weights, for nothing."""
+    pen.warm()
     if settings.section("strategy").params.get("cache") == "disk":  # a folder of rows is not for nothing
         return
     with suppress(AflockError):  # what cannot work will be said where it matters

@@ -117,6 +117,11 @@ class Coordinator:
         """The client's open job, if it has one."""
         return self._at.open.get(client)
 
+    def holds(self, client: int, job: int) -> bool:
+        """Whether that is the client's open job."""
+        ticket = self._at.open.get(client)
+        return ticket is not None and ticket[0] == job
+
     def works(self, client: int) -> bool:
         """Whether the client has an open job."""
         return client in self._at.open
@@ -273,14 +278,14 @@ class Coordinator:
         client, at = job.client, self._at
         if at.first:
             at.first.pop(client, None)
-        at.open[client] = ticket = tuple.__new__(Ticket, (self._next, job.version, job.first, now))
+        number, version, first = self._next, job.version, job.first
+        at.open[client] = tuple.__new__(Ticket, (number, version, first, now))
         if self._in_rounds:
             at.round[client] = None
-        self._next += 1
+        self._next = number + 1
         self._now = now
         if self._emit is not None:
-            nothing = (None, None, None, "", "")
-            fields = ("pull", now, self.strategy.version, client, job.version, ticket[0], *nothing, job.first)
+            fields = ("pull", now, self.strategy.version, client, version, number, None, None, None, "", "", first)
             self._emit(tuple.__new__(Event, fields))
         return job
 
@@ -293,11 +298,11 @@ class Coordinator:
         strategy, at = self.strategy, self._at
         version, started = strategy.version, strategy.started
         try:
-            ticket = self._match(update)
-            if ticket.first:
-                receipt = self._take_first(update, version - ticket.version)
-            elif self.max_staleness is not None and version - ticket.version > self.max_staleness:
-                receipt = self._discard(update, version - ticket.version)
+            job, pulled, first, _ = self._match(update)
+            if first:
+                receipt = self._take_first(update, version - pulled)
+            elif self.max_staleness is not None and version - pulled > self.max_staleness:
+                receipt = self._discard(update, version - pulled)
             else:
                 receipt = strategy.receive(update)
         except InputError as error:
@@ -315,9 +320,10 @@ class Coordinator:
                 at.idle.add(client)
         self._now = now
         if self._emit is not None:
-            what = (int(update.steps), int(update.examples), receipt.staleness, receipt.outcome, receipt.reason)
-            fields = ("arrival", now, strategy.version, client, ticket.version, ticket.job, *what, ticket.first)
-            self._emit(tuple.__new__(Event, fields))
+            steps, examples = int(update.steps), int(update.examples)
+            outcome, staleness, reason = receipt.outcome, receipt.staleness, receipt.reason
+            told = (strategy.version, client, pulled, job, steps, examples, staleness, outcome, reason, first)
+            self._emit(tuple.__new__(Event, ("arrival", now, *told)))
         if not same and (self._in_rounds or at.resting):
             at.wake(self._in_rounds)
         return receipt

@@ -148,8 +148,7 @@ class Federation:
 
     def holds(self, seat: Seat, job: int) -> bool:
         """Whether that is the client's open job."""
-        ticket = self.coordinator.open_job(seat.number)
-        return ticket is not None and ticket.job == job
+        return self.coordinator.holds(seat.number, job)
 
     # -- at the door ------------------------------------------------------------------------------------------------
 
@@ -161,19 +160,21 @@ class Federation:
     def check_head(self, seat: Seat, job: int, head: UpdateHead, length: int) -> None:
         """Refuses an update that cannot be one, before its body is read."""
         ticket = self.coordinator.open_job(seat.number)
-        if ticket is None or ticket.job != job:
+        if ticket is None or ticket[0] != job:
             raise unknown_job()
-        names, size = self.expected[ticket.first]
-        if head.encoding != self.p.encoding:
-            raise unusable(f"vectors are encoded as {head.encoding}; expected {self.p.encoding}")
-        if head.vectors != names and sorted(head.vectors) != sorted(names):
-            raise unusable(f"the update carries {', '.join(head.vectors) or 'nothing'}; expected {', '.join(names)}")
+        _, pulled, first, _ = ticket
+        version, steps, examples, vectors, encoding = head
+        names, size = self.expected[first]
+        if encoding != self.p.encoding:
+            raise unusable(f"vectors are encoded as {encoding}; expected {self.p.encoding}")
+        if vectors != names and sorted(vectors) != sorted(names):
+            raise unusable(f"the update carries {', '.join(vectors) or 'nothing'}; expected {', '.join(names)}")
         if length != size:
             raise unusable(f"the body has {length} bytes; expected {size}")
-        if head.steps < 1 or head.examples < 1:
+        if steps < 1 or examples < 1:
             raise unusable("steps and examples must be at least 1")
-        if head.version != ticket.version:
-            raise unusable(f"the update says version {head.version}; its job was of another")
+        if version != pulled:
+            raise unusable(f"the update says version {version}; its job was of another")
 
     def check_vectors(self, head: UpdateHead, body: Buffer) -> None:
         """Refuses vectors no rule can use; none of them gets into the journal."""
@@ -244,22 +245,26 @@ class Federation:
         seat = self.seats.get(head["name"])
         if self.ended:
             raise ended(self.ended)
-        if seat is None or not self.holds(seat, head["j"]):
+        job, coordinator = head["j"], self.coordinator
+        if seat is None or not coordinator.holds(seat.number, job):
             raise unknown_job()
         vectors = Sound(wire.split(body, head["n"], head["enc"], self.length))  # see `check_vectors`
-        update = Update(seat.number, head["v"], vectors, head["s"], head["e"], head["j"])
+        update = Update(seat.number, head["v"], vectors, head["s"], head["e"], job)
         try:
-            receipt = self.coordinator.push(update, self.now)
+            receipt = coordinator.push(update, self.now)
         except InputError as error:
             raise unusable(str(error)) from None
         self.counts.add(receipt)
         version = self.strategy.version
-        seat.note(head["j"], receipt, version)
+        seat.note(job, receipt, version)
         self._end_when_spent()
-        more = head.get("next") and not self.ended and self.coordinator.can_pull(seat.number)
+        more = head.get("next") and not self.ended and coordinator.can_pull(seat.number)
         return Answer(receipt, version, self._give(seat) if more else None)
 
     def _end_when_spent(self) -> None:
+        uploads, versions, _ = self.terms
+        if uploads is None and versions is None:
+            return
         why = self.terms.spent(self.counts.updates, self.strategy.version)
         if why:
             self._end(why)

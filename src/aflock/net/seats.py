@@ -92,7 +92,12 @@ class Counts:
     def add(self, receipt: Receipt) -> None:
         """One more update."""
         outcome, staleness = receipt.outcome, receipt.staleness
-        setattr(self, outcome, getattr(self, outcome) + 1)
+        if outcome == "applied":
+            self.applied += 1
+        elif outcome == "buffered":
+            self.buffered += 1
+        else:
+            self.rejected += 1
         self.staleness_sum += staleness
         if staleness > self.staleness_max:
             self.staleness_max = staleness

@@ -39,6 +39,8 @@ from ..types import Job, Receipt, State, Update, Vector
 from .checks import Sound, checked, index, mapping, positive
 from .kept import restored, saved
 
+_INTEGERS = (int, int, int, int)
+
 
 class Strategy(ABC):
     """One server rule and everything it remembers."""
@@ -346,8 +348,8 @@ class Strategy(ABC):
         if not isinstance(update, Update):
             raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
         client, version, steps, examples = update.client, update.version, update.steps, update.examples
-        plain = type(client) is type(version) is type(steps) is type(examples) is int
-        if plain and client in self.clients and steps > 0 and examples > 0:
+        kinds = type(client), type(version), type(steps), type(examples)
+        if kinds == _INTEGERS and client in self.clients and steps > 0 and examples > 0:
             return update
         client = self._require_client(client)
         version = index(version, "version", VersionError)

@@ -204,10 +204,11 @@ class Coordinator:
 
     # -- jobs out ---------------------------------------------------------------------------------------------------
 
-    def pull(self, client: int, now: float) -> Job | None:
-        """A job for a client that asks; None if it has to wait (no free slot, or its round is not over).
+    def pull(self, client: int, now: float, *, waits: bool = True) -> Job | None:
+        """A job for a client that asks; None if there is none now (no free slot, or its round is not over).
 
-        A client that asks while it has an open job has lost it: the old one is dropped.
+        A client that asks while it has an open job has lost it: the old one is dropped. One that `waits` is told of in
+        an event; the other has only looked in passing.
         """
         if not (type(now) is float and self._now <= now < math.inf):
             self._check_time(now)
@@ -220,7 +221,8 @@ class Coordinator:
         if client in self._at.open:
             self._close(client, "drop", now, "the client pulled again")
         if client not in self._at.idle or self._slots() < 1:
-            self._event("wait", now, client)
+            if waits:
+                self._event("wait", now, client)
             return None
         self._at.idle.take(client)
         return self._hand_out(client, now)

@@ -576,7 +576,7 @@ def test_stop_ends_a_run_wherever_it_is(where: str, tmp_path: Path) -> None:
     strategy = strategies.create("asgd", clients=1)
     with serving(strategy, np.zeros(15, np.float32), order=[] if where == "pushing" else None) as server:
         if where == "waiting":
-            server.coordinator.pull = lambda client, now: None  # type: ignore[method-assign]
+            server.coordinator.pull = lambda client, now, *, waits=True: None  # type: ignore[method-assign]
         if where == "silence":
             server.trouble["update"] = ["drop before"] * 1000
         client = made(server, tmp_path)

@@ -27,8 +27,9 @@ HEAD = FIRST + FIELDS + b"\r\n"
 def test_a_plain_head() -> None:
     head = read_head(HEAD + b"body", len(HEAD) + 4)
     assert head is not None
-    assert (head.job, head.more, head.end) == (17, True, len(HEAD))
-    assert head.headers == {
+    job, more, headers, end = head
+    assert (job, more, end) == (17, True, len(HEAD))
+    assert headers == {
         "host": "x", "authorization": "Bearer aflock1.Ann.Se:cret", "content-length": "4", "x-empty": "",
     }  # fmt: skip
 
@@ -37,7 +38,7 @@ def test_a_plain_head() -> None:
 def test_whether_a_job_is_asked_for(target: bytes, more: bool) -> None:
     head = read_head(HEAD.replace(b"?next=1", target), len(HEAD))
     assert head is not None
-    assert head.more is more
+    assert head[1] is more
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,10 @@ def test_what_is_understood_is_what_was_sent(noise: bytes, place: int) -> None:
     data = HEAD[:place] + noise + HEAD[place:]
     head = read_head(data, len(data))
     if head is not None:
-        lines = data[: head.end].decode("ascii").split("\r\n")
+        _, _, headers, end = head
+        lines = data[:end].decode("ascii").split("\r\n")
         sent = dict(line.split(":", 1) for line in lines[1:-2])
-        assert head.headers == {name.lower(): value.strip(" ") for name, value in sent.items()}
+        assert headers == {name.lower(): value.strip(" ") for name, value in sent.items()}
         assert lines[-2:] == ["", ""]
 
 

@@ -83,6 +83,7 @@ def save_often(store: Store, times: int) -> None:
     for _ in range(times):
         work(store, 2)
         store.snapshot()
+        store.tidy()
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
@@ -336,6 +337,7 @@ def test_a_damaged_snapshot_is_put_aside_for_an_older_one(tmp_path: Path) -> Non
         again.snapshot()
         work(again)
         again.snapshot()
+        again.tidy()
         assert len(snapshots(folder)) == 2
     assert replay(folder / "trace.jsonl")["agrees"]
 

@@ -211,6 +211,14 @@ class Commits:
             await self._in_thread(self._store.snapshot)
         except (OSError, JournalError) as error:
             log.error("no snapshot could be made: %s; the journal goes on", error)
+        else:
+            self._thread.submit(self._tidy)  # deleting takes longer than saving, and nobody waits for it
+
+    def _tidy(self) -> None:
+        try:
+            self._store.tidy()
+        except (OSError, JournalError) as error:
+            log.error("what is older than the snapshots could not be deleted: %s; the next one tries again", error)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

@@ -232,8 +232,8 @@ class Federation:
             return None
         return self._give(seat)
 
-    def _give(self, seat: Seat) -> Given | None:
-        job = self.coordinator.pull(seat.number, self.now)
+    def _give(self, seat: Seat, *, waits: bool = True) -> Given | None:
+        job = self.coordinator.pull(seat.number, self.now, waits=waits)
         if job is None:
             return None
         assert job.id is not None
@@ -258,8 +258,8 @@ class Federation:
         version = self.strategy.version
         seat.note(job, receipt, version)
         self._end_when_spent()
-        more = head.get("next") and not self.ended and coordinator.can_pull(seat.number)
-        return Answer(receipt, version, self._give(seat) if more else None)
+        more = head.get("next") and not self.ended
+        return Answer(receipt, version, self._give(seat, waits=False) if more else None)
 
     def _end_when_spent(self) -> None:
         uploads, versions, _ = self.terms

@@ -57,7 +57,11 @@ class JournalFailed(JournalError):
 
 
 class Journal:
-    """The journal in a folder, which is this one's alone until `close`. One call at a time: it has no locks inside."""
+    """The journal in a folder, which is this one's alone until `close`.
+
+    One call at a time: it has no locks inside. Only `plan` and `wrote` may be called while another thread is in
+    `forget`.
+    """
 
     def __init__(self, folder: Path, *, segment_bytes: int = 64 << 20) -> None:
         self.folder = folder

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from ctypes import addressof, c_char
 from threading import Thread
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from numba import types
 
 from ..compiled import compiled
-from .segment import IOV_MAX, Writing
+from .segment import IOV_MAX, Buffer, Writing
 
 Numbers = npt.NDArray[np.int64]
 
@@ -38,7 +39,6 @@ _DESCRIPTOR, _PIECES, _COUNT, _PLACE, _BYTES, _KEPT, _LET_GO, _DONE = range(8)
 """What an order says; the last is the answer."""
 _NO_FILE = -1
 _POSSIBLE = hasattr(os, "eventfd")
-_NOTHING = np.empty(0, np.uint8)
 
 
 @compiled()
@@ -59,12 +59,6 @@ def _serve(order: Numbers, go: int, done: int) -> None:
                 _posix_fadvise(file, order[_KEPT], order[_LET_GO], np.int32(_DONTNEED))
         word[0] = 1
         _write(np.int32(done), word.ctypes.data, _WORD)
-
-
-@compiled()
-def _note(pieces: Numbers, k: int, piece: npt.NDArray[np.uint8]) -> None:
-    """Where a piece is, and how long, as the system wants to know it."""
-    pieces[k, 0], pieces[k, 1] = piece.ctypes.data, piece.size
 
 
 class Pen:
@@ -94,14 +88,13 @@ class Pen:
 
     def _lay_out(self, writing: Writing) -> None:
         """A head, its body, the next head ..."""
-        heads = np.frombuffer(b"".join(writing.heads), np.uint8)
-        bodies = [np.frombuffer(body, np.uint8) if len(body) else _NOTHING for body in writing.bodies]
-        lengths = np.fromiter(map(len, writing.heads), np.int64, len(bodies))
-        of_heads = self._pieces[: 2 * len(bodies) : 2]
-        of_heads[:, 0], of_heads[:, 1] = heads.ctypes.data + lengths.cumsum() - lengths, lengths
-        for k, body in enumerate(bodies):
-            _note(self._pieces, 2 * k + 1, body)
-        self._held = heads, bodies
+        count, heads = len(writing.heads), np.frombuffer(b"".join(writing.heads), np.uint8)
+        lengths = np.fromiter(map(len, writing.heads), np.int64, count)
+        pieces = self._pieces[: 2 * count]
+        pieces[::2, 0], pieces[::2, 1] = heads.ctypes.data + lengths.cumsum() - lengths, lengths
+        pieces[1::2, 0] = np.fromiter(map(_address, writing.bodies), np.int64, count)
+        pieces[1::2, 1] = np.fromiter(map(len, writing.bodies), np.int64, count)
+        self._held = heads, writing.bodies
 
     def _answered(self) -> None:
         os.eventfd_read(self._done)
@@ -119,6 +112,16 @@ class Pen:
         os.close(self._done)
 
 
+def _address(body: Buffer) -> int:
+    """Where it is in memory."""
+    if not len(body):
+        return 0
+    try:
+        return addressof(c_char.from_buffer(body))  # in a third of the time of the other
+    except TypeError:  # nobody may write to it
+        return int(np.frombuffer(body, np.uint8).ctypes.data)
+
+
 def pen() -> Pen | None:
     """One, on systems that can have it."""
     return Pen() if _POSSIBLE else None
@@ -129,5 +132,4 @@ def warm() -> None:
     if _POSSIBLE:
         go = os.eventfd(1)
         _serve(np.full(_DONE + 1, _NO_FILE, np.int64), go, go)
-        _note(np.zeros((1, 2), np.int64), 0, _NOTHING)
         os.close(go)

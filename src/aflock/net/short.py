@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -41,15 +41,8 @@ _INCOMING = memoryview(bytearray(SHORT))
 """What has come and is dealt with at once, of whatever connection."""
 
 
-class Head(NamedTuple):
-    """Of a request that may take the short way."""
-
-    job: int
-    more: bool
-    """Whether the next job is asked for."""
-    headers: dict[str, str]
-    end: int
-
+Head = tuple[int, bool, dict[str, str], int]
+"""Of a request that may take the short way: the job, whether the next one is asked for, the headers, where it ends."""
 
 Begin = Callable[[int, bool, Headers, "str | None"], "Arrival | None"]
 """From the head of an update, and whom the other side's certificate names; None: it is to take the ordinary way."""
@@ -69,7 +62,7 @@ def read_head(data: Buffer, length: int) -> Head | None:
         return None
     if len(headers) < len(lines):  # one is there twice
         return None
-    return Head(int(found[1]), found[2] == b"1", headers, end + 4)
+    return int(found[1]), found[2] == b"1", headers, end + 4
 
 
 @lru_cache(4096)  # most headers are those of another update before

@@ -195,7 +195,7 @@ class Store:
         return bool(self._since >= max(self._server.snapshot * MEGABYTE, OUTGROWN * self._state_bytes))
 
     def snapshot(self) -> None:
-        """Saves everything, then lets go of what is older than the snapshots that are kept."""
+        """Saves everything; `tidy` then lets go of what nobody needs any more."""
         trace = self._trace
         assert trace is not None
         self._since = 0  # a full disk is not asked again after every batch
@@ -207,12 +207,15 @@ class Store:
         file.chmod(0o600)
         self._state_bytes = file.stat().st_size
         self.export(self.folder / "model.safetensors")
-        kept = snapshots(self.folder)
-        for old in kept[self._server.snapshots :]:
-            old.unlink()
         self.journal.rotate()  # what is written from now on is not in the snapshot; the rest can go one day
-        if not self._server.archive and len(kept) >= self._server.snapshots:
-            self.journal.forget(_seq(kept[self._server.snapshots - 1]))
+
+    def tidy(self) -> None:
+        """Deletes what is older than the snapshots that are kept; records may be written meanwhile."""
+        kept, most = snapshots(self.folder), self._server.snapshots
+        for old in kept[most:]:
+            old.unlink()
+        if not self._server.archive and len(kept) >= most:
+            self.journal.forget(_seq(kept[most - 1]))
 
     def export(self, file: Path) -> None:
         """The current model."""

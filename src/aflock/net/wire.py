@@ -131,6 +131,7 @@ def number(headers: Headers, name: str, default: int | None = None) -> int:
     return default if text is None and default is not None else _number(text, name)
 
 
+@lru_cache(1024)
 def _number(text: str | None, name: str) -> int:
     if text is None:
         raise WireError(f"the header {name} is missing")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from ctypes import addressof, c_char
+from struct import pack_into
 from threading import Thread
 from typing import Any
 
@@ -33,7 +34,7 @@ _pwritev: Any = types.ExternalFunction("pwritev", _LONG(_INT, _LONG, _INT, _LONG
 _fdatasync: Any = types.ExternalFunction("fdatasync", _INT(_INT))
 _posix_fadvise: Any = types.ExternalFunction("posix_fadvise", _INT(_INT, _LONG, _LONG, _INT))
 
-_WORD = 8  # bytes of a counter
+_WORD = 8  # bytes of a counter, an address and a length
 _DONTNEED = 4
 _DESCRIPTOR, _PIECES, _COUNT, _PLACE, _BYTES, _KEPT, _LET_GO, _DONE = range(8)
 """What an order says; the last is the answer."""
@@ -66,8 +67,8 @@ class Pen:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._order, self._pieces = np.zeros(_DONE + 1, np.int64), np.zeros((IOV_MAX, 2), np.int64)
-        self._order[_PIECES] = self._pieces.ctypes.data
+        self._order, self._pieces = np.zeros(_DONE + 1, np.int64), bytearray(IOV_MAX * 2 * _WORD)
+        self._order[_PIECES] = _address(self._pieces)
         self._go, self._done = os.eventfd(0), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._held: Any = None
         """Memory that is being written."""
@@ -88,12 +89,12 @@ class Pen:
 
     def _lay_out(self, writing: Writing) -> None:
         """A head, its body, the next head ..."""
-        count, heads = len(writing.heads), np.frombuffer(b"".join(writing.heads), np.uint8)
-        lengths = np.fromiter(map(len, writing.heads), np.int64, count)
-        pieces = self._pieces[: 2 * count]
-        pieces[::2, 0], pieces[::2, 1] = heads.ctypes.data + lengths.cumsum() - lengths, lengths
-        pieces[1::2, 0] = np.fromiter(map(_address, writing.bodies), np.int64, count)
-        pieces[1::2, 1] = np.fromiter(map(len, writing.bodies), np.int64, count)
+        heads = bytearray().join(writing.heads)
+        place, pieces = _address(heads), list[int]()
+        for head, body in zip(writing.heads, writing.bodies, strict=True):
+            pieces += (place, len(head), _address(body), len(body))
+            place += len(head)
+        pack_into(f"{len(pieces)}q", self._pieces, 0, *pieces)
         self._held = heads, writing.bodies
 
     def _answered(self) -> None:
@@ -117,7 +118,7 @@ def _address(body: Buffer) -> int:
     if not len(body):
         return 0
     try:
-        return addressof(c_char.from_buffer(body))  # in a third of the time of the other
+        return addressof(c_char.from_buffer(body))
     except TypeError:  # nobody may write to it
         return int(np.frombuffer(body, np.uint8).ctypes.data)
 

@@ -9,13 +9,8 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush"]
 
 
-_PULL = '{"kind": "pull", "time": %s, "server": %s, "client": %s, "version": %s, "job": %s}\n'
-_ARRIVAL = (
-    '{"kind": "arrival", "time": %s, "server": %s, "client": %s, "version": %s, "job": %s, '
-    '"steps": %s, "examples": %s, "staleness": %s, "outcome": "%s"}\n'
-)
-_text = lru_cache(1024, typed=True)(repr)
-"""Of a time: an update and the job given with its answer have the same."""
+moment = lru_cache(1024, typed=True)(repr)
+"""A time as it is written: an update and the job that is given with its answer have the same."""
 
 
 class Event(NamedTuple):
@@ -38,11 +33,18 @@ class Event(NamedTuple):
 
     def text(self) -> str:
         """The line of a trace as text; the frequent ones several times as fast as through `json`."""
-        kind, first = self[0], self[-1]
+        kind, time, server, client, version, job, steps, examples, staleness, outcome, reason, first = self
         if kind == "pull" and not first:
-            return _PULL % (_text(self[1]), *self[2:6])
-        if kind == "arrival" and not first and not self.reason:
-            return _ARRIVAL % (_text(self[1]), *self[2:10])
+            return (
+                f'{{"kind": "pull", "time": {moment(time)}, "server": {server}, "client": {client}, '
+                f'"version": {version}, "job": {job}}}\n'
+            )
+        if kind == "arrival" and not first and not reason:
+            return (
+                f'{{"kind": "arrival", "time": {moment(time)}, "server": {server}, "client": {client}, '
+                f'"version": {version}, "job": {job}, "steps": {steps}, "examples": {examples}, '
+                f'"staleness": {staleness}, "outcome": "{outcome}"}}\n'
+            )
         return json.dumps(self.line()) + "\n"
 
     def line(self) -> dict[str, Any]:

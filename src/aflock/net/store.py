@@ -24,7 +24,7 @@ from pathlib import Path
 
 from .. import config, state
 from ..errors import StateError
-from ..events import Event
+from ..events import Event, moment
 from ..files import write_whole
 from ..types import State, Vector
 from . import weights
@@ -250,6 +250,6 @@ def encoded(head: Head) -> bytes:
         return _encode(head).encode()
     names = '","'.join(head["n"])  # names of clients and vectors need no escapes
     return (
-        f'{{"k":"update","t":{head["t"]!r},"name":"{head["name"]}","j":{head["j"]},"v":{head["v"]},"s":{head["s"]},'
+        f'{{"k":"update","t":{moment(head["t"])},"name":"{head["name"]}","j":{head["j"]},"v":{head["v"]},"s":{head["s"]},'
         f'"e":{head["e"]},"n":["{names}"],"enc":"{head["enc"]}","next":{head["next"]}}}'
     ).encode()

@@ -36,9 +36,6 @@ LAST_STALENESS = "aflock-last-staleness"
 REASON = "aflock-reason"
 SERVER_VERSION = "aflock-server-version"
 
-_JOB_LINES = f"{JOB}: %d\r\n{NUMBER}: %d\r\n{LAST_STALENESS}: %d\r\n"
-_RECEIPT_LINES = f"{OUTCOME}: %s\r\n{STALENESS}: %d\r\n{SERVER_VERSION}: %d\r\n"
-
 _SIZES = {"float32": (4, 0), "float16": (2, 0), "int8": (1, 4)}
 """Bytes per number, and beside them."""
 
@@ -198,7 +195,7 @@ class JobHead(NamedTuple):
 
 def job_lines(job: int, number: int, staleness: int) -> str:
     """What is one job's own, as it travels."""
-    return _JOB_LINES % (job, number, staleness)
+    return f"{JOB}: {job}\r\n{NUMBER}: {number}\r\n{LAST_STALENESS}: {staleness}\r\n"
 
 
 def version_lines(version: int, first: bool, vectors: Sequence[str], encoding: str) -> str:
@@ -247,7 +244,7 @@ def _update_head(
 
 def receipt_lines(receipt: Receipt, version: int) -> str:
     """A receipt as it travels."""
-    lines = _RECEIPT_LINES % (receipt.outcome, receipt.staleness, version)
+    lines = f"{OUTCOME}: {receipt.outcome}\r\n{STALENESS}: {receipt.staleness}\r\n{SERVER_VERSION}: {version}\r\n"
     return f"{lines}{REASON}: {receipt.reason}\r\n" if receipt.reason else lines
 
 

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,7 @@ def test_a_file_that_is_none() -> None:
     reading, writing = os.pipe()
     try:
         for descriptor in (writing, 10**6):
-            order = Writing(descriptor, [b"head"], [b"body"], 0, 8, 0, 0)
-            assert not with_a_pen(lambda writer, order=order: writer.write(order))
+            assert not with_a_pen(partial(Pen.write, writing=Writing(descriptor, [b"head"], [b"body"], 0, 8, 0, 0)))
     finally:
         os.close(reading)
         os.close(writing)
@@ -129,9 +129,9 @@ def test_a_full_disk_is_refused_and_goes_on_by_itself(tmp_path: Path) -> None:
         with largest_file(store.journal.size + 20):
             with pytest.raises(Refused, match="the server's disk is full"):
                 await commits.submit("pull", name="alice")
-            assert commits.full
+            states = [commits.full]
         assert await commits.submit("pull", name="alice") is not None
-        assert not commits.full
+        assert [*states, commits.full] == [True, False]
         await commits.close()
 
     with closing(begun(tmp_path)) as store:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,6 +119,16 @@ def test_a_batch_of_more_parts_than_the_system_takes_at_once(tmp_path: Path) -> 
     entries = [(b"%d" % n, b"x" * (n % 5)) for n in range(2500)]
     filled(tmp_path, entries)
     assert [(head, body) for _, head, body in contents(tmp_path)] == entries
+
+
+def test_numbers_stand_in_memory_as_they_came(tmp_path: Path) -> None:
+    """Else the rules' kernels would have to be compiled anew for a recovery."""
+    filled(tmp_path, [(b"x" * k, np.full(5, k, np.float32).tobytes()) for k in range(20)])
+    with Journal(tmp_path) as journal:
+        for k, record in enumerate(journal.recover()):
+            vector = np.frombuffer(record.body, np.float32)
+            assert vector.flags.carray
+            assert vector.tolist() == [k] * 5
 
 
 def test_a_system_that_writes_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

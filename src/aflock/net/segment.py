@@ -37,6 +37,7 @@ _FRAME_BYTES = _FRAME.size + _SEAL_BYTES
 _MARK_BYTES = 8
 IOV_MAX = 1024
 _SCAN_BYTES = 1 << 20
+_ALIGNED = 8  # as numbers in a body want to stand in memory
 _PAGE_BYTES = 1 << 16  # the largest there are
 _LET_GO_BYTES = 1 << 20
 
@@ -220,14 +221,18 @@ class Segment:
         if content > self._size or not _is_sealed(header := self._read(start, _FRAME_BYTES)):
             return None
         mark, seq, batch, head, body, checksum = _FRAME.unpack_from(header)
-        end = content + head + body
-        if mark != self.mark or end > self._size or crc32(data := self._read(content, head + body)) != checksum:
+        end, gap = content + head + body, -head % _ALIGNED
+        if mark != self.mark or end > self._size:
             return None
-        return _Frame(Record(seq, bytes(data[:head]), memoryview(data).toreadonly()[head:]), batch, end)
+        data = memoryview(self._read(content, head + body, gap))[gap:]
+        if crc32(data) != checksum:
+            return None
+        return _Frame(Record(seq, bytes(data[:head]), data[head:]), batch, end)
 
-    def _read(self, start: int, count: int) -> bytearray:
-        data = bytearray(count)
-        rest, place = memoryview(data), start
+    def _read(self, start: int, count: int, gap: int = 0) -> bytearray:
+        """So many bytes from there on, behind a gap."""
+        data = bytearray(gap + count)
+        rest, place = memoryview(data)[gap:], start
         while rest:
             try:
                 read = os.preadv(self._descriptor, [rest], place)

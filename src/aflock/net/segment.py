@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 def entry(head: bytes, body: Buffer = b"") -> Entry:
     """An entry, in the thread that has it: one that writes would have to wait for its turn after each checksum."""
-    if type(body) is memoryview and body.itemsize > 1:
+    if type(body) is memoryview and (body.itemsize > 1 or body.ndim > 1):
         body = body.cast("B") if len(body) else b""  # an empty view cannot be cast
     return Entry(head, body, crc32(body, crc32(head)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import random
@@ -21,11 +22,11 @@ import pytest
 
 from aflock.net import pen
 from aflock.net.commits import Commits
-from aflock.net.journal import Journal
+from aflock.net.journal import Journal, JournalFailed
 from aflock.net.pen import Pen
 from aflock.net.refusals import Refused
 from aflock.net.segment import IOV_MAX, Buffer, Writing, entry
-from aflock.net.store import Store
+from aflock.net.store import Store, snapshots
 
 from .test_journal import contents, opened
 from .test_store import begun
@@ -140,6 +141,74 @@ def test_a_full_disk_is_refused_and_goes_on_by_itself(tmp_path: Path) -> None:
         assert store.journal.next == before + 2
     with closing(begun(tmp_path)) as again:
         assert again.federation.counts.pulls == 2
+
+
+def test_a_sync_that_fails_is_no_write_that_fails() -> None:
+    """Such a file takes everything and syncs nothing."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+            with_a_pen(partial(Pen.write, writing=Writing(descriptor, [b"head"], [b"body"], 0, 8, 0, 0)))
+    finally:
+        os.close(descriptor)
+
+
+def test_after_a_failed_sync_the_server_takes_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(store: Store) -> None:
+        commits = Commits(store, on_write=lambda *_: None, on_settled=lambda: None, pen=Pen())
+        assert await commits.submit("pull", name="alice") is not None
+        segment = store.journal._segment
+        with monkeypatch.context() as patched:
+            patched.setattr(segment, "_descriptor", descriptor)
+            with pytest.raises(Refused, match="it must be started again"):
+                await commits.submit("pull", name="alice")
+        assert isinstance(commits.failed, JournalFailed)
+        await commits.close()
+
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    with closing(begun(tmp_path)) as store:
+        asyncio.run(play(store))
+    os.close(descriptor)
+    assert not snapshots(tmp_path)
+    with closing(begun(tmp_path)) as again:
+        assert again.federation.counts.pulls == 1
+
+
+def test_without_its_thread_the_journal_is_written_in_the_ordinary_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise MemoryError
+
+    async def play(store: Store) -> None:
+        commits = Commits(store, on_write=lambda *_: None, on_settled=lambda: None, pen=Pen())
+        for _ in range(3):
+            assert await asyncio.wait_for(commits.submit("pull", name="alice"), 10) is not None
+        await commits.close()
+
+    monkeypatch.setattr(pen, "_serve", fails)
+    with closing(begun(tmp_path)) as store:
+        asyncio.run(play(store))
+        assert store.federation.counts.pulls == 3
+    assert "written in the ordinary way" in caplog.text
+
+
+def test_a_system_that_gives_no_more_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, given = os.eventfd, list[int]()
+
+    def few(*arguments: int) -> int:
+        if given:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        given.append(real(*arguments))
+        return given[0]
+
+    async def main() -> Pen | None:
+        return pen.pen()
+
+    monkeypatch.setattr(os, "eventfd", few)
+    assert asyncio.run(main()) is None
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(given[0])
 
 
 def test_signals_do_not_disturb_it(tmp_path: Path) -> None:

@@ -535,6 +535,31 @@ def test_a_journal_that_cannot_be_tidied_goes_on(store: Store, monkeypatch: pyte
     run(store, play)
 
 
+def test_old_snapshots_go_though_the_journal_cannot_grow(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be just the room they take that is missing."""
+
+    def refuse(*_: Any) -> None:
+        raise JournalFull("no room")
+
+    async def play(commits: Commits) -> None:
+        for _ in range(5):
+            with monkeypatch.context() as patched:
+                patched.setattr(store.journal, "rotate", refuse)
+                patched.setattr(store, "_since", 1 << 40)  # a snapshot is due
+                assert await commits.submit("pull", name="alice") is not None
+
+    run(store, play)
+    assert len(snapshots(store.folder)) == 2
+
+
+def test_a_file_that_is_only_called_like_a_snapshot(store: Store) -> None:
+    other = store.folder / "snapshot-before-upgrade.safetensors"
+    other.write_bytes(b"mine")
+    save_often(store, 4)
+    assert len(snapshots(store.folder)) == 2
+    assert other.read_bytes() == b"mine"
+
+
 def test_a_snapshot_waits_for_what_is_durable_and_has_not_happened(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,11 +138,19 @@ class Commits:
         _tell(self._on_write, time.perf_counter() - begun, len(batch))
 
     async def _to_disk(self, entries: list[Entry]) -> None:
-        writing = None if self._pen is None else self._store.plan(entries)
-        if self._pen is not None and writing is not None and await self._pen.write(writing):
-            self._store.wrote(writing)
-        else:
+        if self._pen is None or not await self._with_pen(self._pen, entries):
             await self._in_thread(self._store.write, entries)
+
+    async def _with_pen(self, pen: Pen, entries: list[Entry]) -> bool:
+        """Whether it is done; what is not, the ordinary way has to do, or to say why it cannot."""
+        writing = self._store.plan(entries)
+        try:
+            if writing is None or not await pen.write(writing):
+                return False
+        except OSError as error:
+            raise self._store.journal.failed(error) from error
+        self._store.wrote(writing)
+        return True
 
     def _refuse_for_now(self, batch: list[Waiting], error: JournalFull) -> None:
         if not self.full:
@@ -211,7 +219,7 @@ class Commits:
             await self._in_thread(self._store.snapshot)
         except (OSError, JournalError) as error:
             log.error("no snapshot could be made: %s; the journal goes on", error)
-        else:
+        finally:
             self._thread.submit(self._tidy)  # deleting takes longer than saving, and nobody waits for it
 
     def _tidy(self) -> None:
@@ -219,6 +227,8 @@ class Commits:
             self._store.tidy()
         except (OSError, JournalError) as error:
             log.error("what is older than the snapshots could not be deleted: %s; the next one tries again", error)
+        except Exception:
+            log.exception("what is older than the snapshots could not be deleted")
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

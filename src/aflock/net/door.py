@@ -20,8 +20,6 @@ class Door:
         self._members, self._rate, self._strikes = members, rate, strikes
         self._gap = 1 / rate
         self._ahead = max(_AHEAD, self._gap) + 1e-9  # however small the rate is, there is a first request
-        self.seen: dict[str, float] = {}
-        """When each client asked last."""
         self._due: dict[str, float] = {}
         """When each client's requests would all have been due, had it sent them evenly."""
         self._struck: dict[str, int] = {}
@@ -68,15 +66,16 @@ class Door:
                 raise
             return self._members.authenticate(token)
 
-    def count(self, name: str) -> None:
-        """One more request: at most `rate` per second, and up to two seconds' worth of them at a time."""
-        self.seen[name] = now = time.monotonic()
+    def count(self, name: str) -> float:
+        """One more request: at most `rate` per second, up to two seconds' worth of them at a time; returns the time."""
+        now = time.monotonic()
         due = self._due.get(name, 0.0)
         due = (due if due > now else now) + self._gap
         if due > now + self._ahead:
             wait = max(0.01, round(due - now - self._ahead, 3))
             raise Refused(429, "too-fast", f"at most {self._rate:g} requests per second", wait)
         self._due[name] = due
+        return now
 
     def strike(self, name: str) -> bool:
         """One more useless update in a row; whether that is one too many."""

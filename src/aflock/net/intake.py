@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 from . import replies, wire
@@ -21,6 +21,7 @@ from .federation import Answer, Federation
 from .leases import Leases
 from .logs import fields, log
 from .members import Member
+from .metrics import Meter
 from .refusals import Refused, busy, unknown_job
 from .replies import Replies, Reply
 from .request import Request
@@ -43,11 +44,11 @@ class Intake:
         *,
         room: int,
         largest: int,
-        refused: Callable[[str], None],
+        meter: Meter,
     ) -> None:
-        """`room` bytes of bodies at a time; `refused` counts refusals."""
+        """`room` bytes of bodies at a time."""
         self._federation, self._commits, self._leases, self._door = federation, commits, leases, door
-        self.largest, self._refused = largest, refused
+        self.largest, self._meter = largest, meter
         self.closed = False
         """Whether the server stops: whoever comes now takes the ordinary way, and hears so."""
         self.bodies = Bodies(room)
@@ -162,7 +163,7 @@ class Intake:
             room = self.bodies.has_room(length)
             if self._is_crowding(name) or (length <= SHORT and not room):
                 return None  # all of it may be here already: there is nothing to hold back
-            self._door.count(name)
+            self._meter.seen[name] = self._door.count(name)
             return Arrival(self, member, seat, job, head, length, more, headers.get(wire.HAVE), room)
         except (Refused, WireError):  # it is refused again, in the way that can say so
             return None
@@ -204,7 +205,7 @@ class Intake:
             reply = self.replies.update(a.seat.name, answer, a.have)
         else:
             assert refused is not None
-            self._refused(refused.code)
+            self._meter.refused[refused.code] += 1
             reply = replies.refusal(refused)
         if log.isEnabledFor(logging.DEBUG):
             self._log(a, reply.status, answer, refused)

@@ -257,18 +257,18 @@ class Journal:
             try:
                 undo()
             except OSError as worse:
-                raise self._failed(worse) from error
+                raise self.failed(worse) from error
             if not isinstance(error, OSError):
                 raise
             if error.errno in _DISK_FULL | _OUT_OF_MEANS:
                 raise self._full(error) from error
-            raise self._failed(error) from error
+            raise self.failed(error) from error
 
     def _sync(self, segment: Segment) -> None:
         try:
             segment.sync()
         except OSError as error:
-            raise self._failed(error) from error
+            raise self.failed(error) from error
 
     def _full(self, error: OSError) -> JournalFull:
         cause = "the disk is full" if error.errno in _DISK_FULL else "the system gives no more"
@@ -277,7 +277,8 @@ class Journal:
             "make room or raise the limit, and write again: nothing of this batch was kept"
         )
 
-    def _failed(self, error: OSError) -> JournalFailed:
+    def failed(self, error: OSError) -> JournalFailed:
+        """A sync has failed: nothing is taken any more; what is to be raised."""
         self._failure = (
             f"the disk failed and nobody knows how much of the last batch the journal in {self.folder} holds "
             f"({error.strerror}); restart the server, which recovers what is there"

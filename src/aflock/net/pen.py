@@ -4,28 +4,32 @@ One that runs Python waits for that lock after every call of the system, for as 
 milliseconds for a write that takes one. This one is compiled. What it is to write, and whether that is on the disk, are
 numbers in memory; two counters of the kernel (eventfd) say that there are new ones.
 
-Whatever goes wrong, it only says so. The same is then written once more in the ordinary way (journal.py), which can
-tell what it was. That holds for a sync that fails, too: the pages are written anew, and it is the second sync that
-vouches for them.
+What could not be written, it only says so: the same is then written once more in the ordinary way (journal.py), which
+can tell why. What could not be synced is another thing: nobody knows what is on such a disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from ctypes import addressof, c_char
 from struct import pack_into
 from threading import Thread
 from typing import Any
 
+import numba
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from ..compiled import compiled
+from .logs import log
 from .segment import IOV_MAX, Buffer, Writing
 
 Numbers = npt.NDArray[np.int64]
+
+types: Any = numba.types
+carray: Any = numba.carray  # type: ignore[attr-defined]
 
 _INT, _LONG = types.int32, types.int64
 _read: Any = types.ExternalFunction("read", _LONG(_INT, _LONG, _LONG))
@@ -33,13 +37,26 @@ _write: Any = types.ExternalFunction("write", _LONG(_INT, _LONG, _LONG))
 _pwritev: Any = types.ExternalFunction("pwritev", _LONG(_INT, _LONG, _INT, _LONG))
 _fdatasync: Any = types.ExternalFunction("fdatasync", _INT(_INT))
 _posix_fadvise: Any = types.ExternalFunction("posix_fadvise", _INT(_INT, _LONG, _LONG, _INT))
+_error: Any = types.ExternalFunction("__errno_location", types.CPointer(_INT)())
 
 _WORD = 8  # bytes of a counter, an address and a length
 _DONTNEED = 4
-_DESCRIPTOR, _PIECES, _COUNT, _PLACE, _BYTES, _KEPT, _LET_GO, _DONE = range(8)
-"""What an order says; the last is the answer."""
+_DESCRIPTOR, _PIECES, _COUNT, _PLACE, _BYTES, _KEPT, _LET_GO, _DONE, _FAILURE = range(9)
+"""What an order says; the last two are the answer: whether it is on the disk, and why it could not be synced."""
 _NO_FILE = -1
-_POSSIBLE = hasattr(os, "eventfd")
+_INTERRUPTED = errno.EINTR
+_POSSIBLE = hasattr(os, "eventfd") and not getattr(numba.config, "DISABLE_JIT", 0)
+
+
+@compiled()
+def _sync(order: Numbers, file: np.int32) -> None:
+    while _fdatasync(file) != 0:
+        order[_FAILURE] = carray(_error(), 1)[0]
+        if order[_FAILURE] != _INTERRUPTED:
+            return
+    order[_DONE], order[_FAILURE] = 1, 0
+    if order[_LET_GO] > 0:
+        _posix_fadvise(file, order[_KEPT], order[_LET_GO], np.int32(_DONTNEED))
 
 
 @compiled()
@@ -47,17 +64,14 @@ def _serve(order: Numbers, go: int, done: int) -> None:
     """Carries out one order after the other, until one has no file."""
     word = np.ones(1, np.int64)
     while True:
-        if _read(np.int32(go), word.ctypes.data, _WORD) != _WORD:
-            continue  # a signal
+        while _read(np.int32(go), word.ctypes.data, _WORD) != _WORD:
+            if carray(_error(), 1)[0] != _INTERRUPTED:
+                return
         if order[_DESCRIPTOR] == _NO_FILE:
             return
         file = np.int32(order[_DESCRIPTOR])
-        order[_DONE] = 0
-        written = _pwritev(file, order[_PIECES], np.int32(order[_COUNT]), order[_PLACE])
-        if written == order[_BYTES] and _fdatasync(file) == 0:
-            order[_DONE] = 1
-            if order[_LET_GO] > 0:
-                _posix_fadvise(file, order[_KEPT], order[_LET_GO], np.int32(_DONTNEED))
+        if _pwritev(file, order[_PIECES], np.int32(order[_COUNT]), order[_PLACE]) == order[_BYTES]:
+            _sync(order, file)
         word[0] = 1
         _write(np.int32(done), word.ctypes.data, _WORD)
 
@@ -67,20 +81,33 @@ class Pen:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._order, self._pieces = np.zeros(_DONE + 1, np.int64), bytearray(IOV_MAX * 2 * _WORD)
+        self._order, self._pieces = np.zeros(_FAILURE + 1, np.int64), bytearray(IOV_MAX * 2 * _WORD)
         self._order[_PIECES] = _address(self._pieces)
-        self._go, self._done = os.eventfd(0), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._go, self._done = _counters()
         self._held: Any = None
         """Memory that is being written."""
         self._answer: asyncio.Future[bool] | None = None
+        self._ended = False
         self._loop.add_reader(self._done, self._answered)
-        self._thread = Thread(target=_serve, args=(self._order, self._go, self._done), name="pen", daemon=True)
+        self._thread = Thread(target=self._run, name="pen", daemon=True)
         self._thread.start()
 
+    def _run(self) -> None:
+        try:
+            _serve(self._order, self._go, self._done)
+        except Exception:
+            log.exception("the thread that writes the journal has ended; it is written in the ordinary way")
+        finally:
+            self._ended = True
+            os.eventfd_write(self._done, 1)  # whoever waits hears of it
+
     async def write(self, writing: Writing) -> bool:
-        """Whether all of it is on the disk."""
+        """Whether all of it is on the disk; OSError if nobody knows."""
+        if self._ended:
+            return False
         self._lay_out(writing)
         order = self._order
+        order[_DONE] = order[_FAILURE] = 0
         order[_DESCRIPTOR], order[_COUNT], order[_PLACE] = writing.descriptor, 2 * len(writing.heads), writing.place
         order[_BYTES], order[_KEPT], order[_LET_GO] = writing.end - writing.place, writing.kept, writing.let_go
         self._answer = self._loop.create_future()
@@ -100,7 +127,12 @@ class Pen:
     def _answered(self) -> None:
         os.eventfd_read(self._done)
         answer, self._answer, self._held = self._answer, None, None
-        if answer is not None and not answer.done():
+        if answer is None or answer.done():
+            return
+        failure = int(self._order[_FAILURE])
+        if failure:
+            answer.set_exception(OSError(failure, os.strerror(failure)))
+        else:
             answer.set_result(bool(self._order[_DONE]))
 
     def close(self) -> None:
@@ -123,14 +155,27 @@ def _address(body: Buffer) -> int:
         return int(np.frombuffer(body, np.uint8).ctypes.data)
 
 
+def _counters() -> tuple[int, int]:
+    first = os.eventfd(0)
+    try:
+        return first, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    except OSError:
+        os.close(first)
+        raise
+
+
 def pen() -> Pen | None:
     """One, on systems that can have it."""
-    return Pen() if _POSSIBLE else None
+    try:
+        return Pen() if _POSSIBLE else None
+    except OSError as error:
+        log.warning("the journal is written in the ordinary way, which is slower: %s", error)
+        return None
 
 
 def warm() -> None:
     """Loads what is compiled from disk, or compiles it."""
     if _POSSIBLE:
         go = os.eventfd(1)
-        _serve(np.full(_DONE + 1, _NO_FILE, np.int64), go, go)
+        _serve(np.full(_FAILURE + 1, _NO_FILE, np.int64), go, go)
         os.close(go)

@@ -48,7 +48,7 @@ class Service:
         self.federation = store.federation
         server, federation = store.settings.section("server"), store.settings.section("federation")
         self._door = Door(members, rate=server.rate, strikes=federation.strikes)
-        self.meter = Meter(self._door.seen)
+        self.meter = Meter()
         self._open_status = server.status == "open"
         largest = 4 * self.federation.length * max(1, len(self.federation.strategy.needs)) + 64
         bytes_at_a_time = max(2 * largest, min(_ROOM, 1024 * largest))
@@ -56,7 +56,7 @@ class Service:
         self.leases = Leases(self._expire, server.lease)
         self.intake = Intake(
             self.federation, self._commits, self.leases, self._door,
-            room=bytes_at_a_time, largest=largest, refused=self.refused,
+            room=bytes_at_a_time, largest=largest, meter=self.meter,
         )  # fmt: skip
         for seat in self.federation.seats.values():
             if self.federation.coordinator.works(seat.number):
@@ -130,6 +130,7 @@ class Service:
 
     def _enter(self, request: Request, *, hello: bool = False) -> Member:
         member = self._known(request)
+        self.meter.seen[member.name] = time.monotonic()
         if self.stopping:
             raise stopping()
         seat = self.federation.seats.get(member.name)

@@ -233,7 +233,7 @@ class Store:
 
 def snapshots(folder: Path) -> list[Path]:
     """The snapshots of a federation, newest first."""
-    return sorted(folder.glob("snapshot-*.safetensors"), reverse=True)
+    return sorted(folder.glob(f"snapshot-{'[0-9]' * 16}.safetensors"), reverse=True)
 
 
 def _size(file: Path) -> int:

@@ -39,7 +39,7 @@ from aflock.net.refusals import Refused
 from aflock.net.replay import replay
 from aflock.net.service import Service
 from aflock.net.settings import Settings
-from aflock.net.store import Store
+from aflock.net.store import Store, encoded
 from aflock.net.transport import Session
 from net.server import (
     ONES,
@@ -743,7 +743,8 @@ def commit(folder: Path, play: Callable[[Commits, Store], Any], on_settled: Call
 
 
 def pull(commits: Commits, done: Callable[[Any, Refused | None], None]) -> None:
-    commits.put({"k": "pull", "t": commits.now(), "name": "alice"}, b"", done)
+    record = {"k": "pull", "t": commits.now(), "name": "alice"}
+    commits.put(record, encoded(record), b"", done)
 
 
 def _tell(told: list[int], k: int, result: Any, refusal: Refused | None) -> None:

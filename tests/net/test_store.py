@@ -29,7 +29,8 @@ from aflock.net.refusals import Refused
 from aflock.net.replay import replay
 from aflock.net.segment import CorruptJournal, Entry, JournalError, entry
 from aflock.net.settings import Settings
-from aflock.net.store import Store, encoded, snapshots
+from aflock.net.store import Store, encoded, snapshots, update_record
+from aflock.net.wire import UpdateHead
 
 LENGTH = 1000
 
@@ -459,11 +460,12 @@ def test_time_never_runs_backwards(jump: float, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("names", [["gradient"], ["delta", "control"]])
 def test_the_head_of_an_update_is_what_json_would_write(names: list[str]) -> None:
-    head = {
+    record, text = update_record(1234.5678901234567, "al-1_c", 12, UpdateHead(3, 4, 5, tuple(names), "float32"), True)
+    assert text == encoded(record)
+    assert json.loads(text) == {
         "k": "update", "t": 1234.5678901234567, "name": "al-1_c", "j": 12, "v": 3, "s": 4, "e": 5,
         "n": names, "enc": "float32", "next": 1,
     }  # fmt: skip
-    assert encoded(head) == json.dumps(head, separators=(",", ":")).encode()
 
 
 # --- commits ---------------------------------------------------------------------------------------------------------

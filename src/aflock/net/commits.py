@@ -78,14 +78,15 @@ class Commits:
             if not future.done():  # else whoever waited has been given up
                 future.set_result(result) if refusal is None else future.set_exception(refusal)
 
-        self.put({"k": kind, "t": self._store.now(), **head}, body, done)
+        record = {"k": kind, "t": self._store.now(), **head}
+        self.put(record, encoded(record), body, done)
         return await future
 
-    def put(self, head: Head, body: Buffer, done: Done) -> None:
-        """The same without waiting: `done` is told."""
+    def put(self, head: Head, text: bytes, body: Buffer, done: Done) -> None:
+        """The same without waiting, of a record that is encoded already: `done` is told."""
         if self._closing or self.failed is not None:
             raise busy("stopping", "the server is stopping; try again")
-        self._queue.append((entry(encoded(head), body), head, done))
+        self._queue.append((entry(text, body), head, done))
         self._bytes += len(body)
         self._wake.set()
 

@@ -26,6 +26,7 @@ from .refusals import Refused, busy, unknown_job
 from .replies import Replies, Reply
 from .request import Request
 from .seats import Seat
+from .store import update_record
 from .wire import Buffer, Headers, UpdateHead, WireError
 
 SHORT = 64 * 1024
@@ -245,13 +246,8 @@ class Intake:
                 _settle(future, answer and Answer(answer.receipt, answer.version), refusal)
             done(answer, refusal)
 
-        version, steps, examples, vectors, encoding = head
-        record: dict[str, Any] = {
-            "k": "update", "t": self._commits.now(), "name": name, "j": job, "v": version, "s": steps, "e": examples,
-            "n": vectors, "enc": encoding, "next": int(more),
-        }  # fmt: skip
         try:
-            self._commits.put(record, body, settled)
+            self._commits.put(*update_record(self._commits.now(), name, job, head, more), body, settled)
         except Refused as refusal:
             settled(None, refusal)
         except Exception:

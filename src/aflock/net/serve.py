@@ -79,6 +79,7 @@ def _serve_on(
         say(line)
     memory.return_large_blocks()
     gc.freeze()  # what is there now stays
+    gc.set_threshold(20_000)  # an update leaves no garbage behind that refers to itself
     sys.setswitchinterval(0.0005)  # the journal's thread holds the interpreter for moments only, and must not wait long
     _allow_files(2 * server.connections + 256)  # those too many are told so
     with threads.one_thread():

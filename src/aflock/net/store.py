@@ -34,7 +34,7 @@ from .refusals import Refused
 from .segment import Entry, Writing, entry
 from .settings import LASTING, Settings
 from .trace import Trace
-from .wire import Buffer
+from .wire import Buffer, UpdateHead
 
 log = logging.getLogger("aflock.server")
 
@@ -245,11 +245,20 @@ def _seq(snapshot: Path) -> int:
 
 
 def encoded(head: Head) -> bytes:
-    """A record's head as it stands in the journal; the frequent one several times as fast as through `json`."""
-    if head["k"] != "update":
-        return _encode(head).encode()
-    names = '","'.join(head["n"])  # names of clients and vectors need no escapes
-    return (
-        f'{{"k":"update","t":{moment(head["t"])},"name":"{head["name"]}","j":{head["j"]},"v":{head["v"]},"s":{head["s"]},'
-        f'"e":{head["e"]},"n":["{names}"],"enc":"{head["enc"]}","next":{head["next"]}}}'
-    ).encode()
+    """A record's head as it stands in the journal."""
+    return _encode(head).encode()
+
+
+def update_record(now: float, name: str, job: int, head: UpdateHead, more: bool) -> tuple[Head, bytes]:
+    """The record of an update, also encoded: several times as fast as through `json`."""
+    version, steps, examples, vectors, encoding = head
+    names, following = '","'.join(vectors), int(more)  # names of clients and vectors need no escapes
+    text = (
+        f'{{"k":"update","t":{moment(now)},"name":"{name}","j":{job},"v":{version},"s":{steps},"e":{examples},'
+        f'"n":["{names}"],"enc":"{encoding}","next":{following}}}'
+    )
+    record = {
+        "k": "update", "t": now, "name": name, "j": job, "v": version, "s": steps, "e": examples,
+        "n": vectors, "enc": encoding, "next": following,
+    }  # fmt: skip
+    return record, text.encode()

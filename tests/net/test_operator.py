@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
-from aflock import cli
-from aflock.errors import StateError
+from aflock import Client, cli
+from aflock.errors import ParameterError, StateError
 from aflock.net import board, settings
 from aflock.net.keep import Keep
-from net.server import NotStarted, Server, joined, output, running, working
+from net.server import NotStarted, Server, invite, joined, output, running, working
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -53,6 +55,16 @@ def test_a_file_that_cannot_work_is_refused_at_start(changes: list[str], says: s
     assert (stopped.value.code, stopped.value.errors.count("\n")) == (2, 1)
     assert says in stopped.value.errors
     assert list((tmp_path / "fed").iterdir()) == []
+
+
+def test_a_port_that_is_taken_may_be_free_at_the_next_start(tmp_path: Path) -> None:
+    """Code 2 would tell systemd not to try again (docs/server.md)."""
+    with running(tmp_path / "fed") as server:
+        other = running(tmp_path / "other", changes=[f"server.port={server.port}"], orderly=False)
+        with pytest.raises(NotStarted) as stopped, other:
+            pass
+    assert stopped.value.code == 1
+    assert "Address already in use; change [server] host or port" in stopped.value.errors
 
 
 def test_a_federation_goes_on_with_better_advice_than_it_began_with(tmp_path: Path) -> None:
@@ -123,6 +135,17 @@ def test_members_of_no_federation(tmp_path: Path) -> None:
     code, _, err = _aflock("members", tmp_path / "nowhere")
     assert (code, err.count("\n")) == (2, 1)
     assert "does not exist" in err
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_with_another_model_is_not_waited_for(tmp_path: Path) -> None:
+    with running(tmp_path / "fed", changes=["federation.clients=2", "model.length=15"]) as server:
+        client = Client(server.url, invite(tmp_path / "fed", "alice"), keep=False)
+        with pytest.raises(ParameterError, match="has 6 weights, the federation's 15"):
+            client.run(nn.Linear(2, 2), [(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))])
+        assert server.status()["waiting_for"] == 2
 
 
 # --- a backup --------------------------------------------------------------------------------------------------------

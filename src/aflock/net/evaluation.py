@@ -38,7 +38,9 @@ class Evaluator:
 
     def on_version(self, version: int) -> None:
         """The model has moved."""
-        if self._thread is None or version - self._last < self._every or (self._task and not self._task.done()):
+        if self._thread is None or (self._task and not self._task.done()):
+            return
+        if version // self._every == self._last // self._every:  # a restart in between changes nothing
             return
         self._last = version
         self._task = asyncio.get_running_loop().create_task(self._measure(version, self._store.federation.model))

@@ -17,7 +17,9 @@ def write(folder: Path, out: Path, *, best: bool = False, recipe: str | None = N
     """Writes the model at the last snapshot, or the best one measured; says what it wrote."""
     _check_place(folder, out)
     vector, about = _model(folder, best=best)
-    which = "the best one measured" if best else "the one of the last snapshot"
+    which = (
+        "the best one measured" if best else "the one of the last snapshot (a server that is stopped writes its last)"
+    )
     text = f"version {about.get('version', 'unknown')}, {which}"
     try:
         if recipe is None:

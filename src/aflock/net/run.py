@@ -128,7 +128,14 @@ class Run:
     async def _begin(self) -> Membership:
         hello = await self._session.hello()
         self._greeted(hello)
-        self._member = Membership(hello, self._opened, lambda hello: self._prepare(hello, self._cancelled))
+        try:
+            self._member = Membership(hello, self._opened, lambda hello: self._prepare(hello, self._cancelled))
+        except Exception:
+            if hello.number is None:  # nothing has begun yet, and nobody is to wait for this one
+                self._session.hurry()
+                with suppress(AflockError):
+                    await self._session.leave()
+            raise
         return self._member
 
     def _greeted(self, hello: Hello) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import ipaddress
 import json
@@ -194,8 +195,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except OSError as error:
         listening.close()
+        kind = AflockError if error.errno == errno.EADDRINUSE else InputError  # that may pass; another start may do
         why = error.strerror
-        raise InputError(f"cannot listen on {host} port {port}: {why}; change [server] host or port") from None
+        raise kind(f"cannot listen on {host} port {port}: {why}; change [server] host or port") from None
     return listening
 
 

@@ -117,6 +117,8 @@ def _retry_after(text: str | None) -> float | None:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(getattr(error, "os_error", error), ConnectionRefusedError):
+        return "nobody listens there; is the server running?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return error.os_error.strerror or "the connection could not be made"
     if isinstance(error, aiohttp.ClientPayloadError):

@@ -16,7 +16,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class Sound(dict[str, Vector]):
-    """The vectors of an update whose sender was told they are sound: they are not looked at again."""
+    """Vectors that were looked at where they came in: a rule takes them without looking again."""
 
 
 def index(value: Any, what: str, error: type[InputError]) -> int:

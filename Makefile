@@ -18,10 +18,10 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench figures format clean
+.PHONY: help demo test test-avx2 check bench figures format clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "aflock needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
@@ -38,8 +38,16 @@ $(DEV): $(BIN)/python $(INPUTS)
 demo: $(STAMP)  ## install, then compare twelve rules on digits with uneven clients: table and figure
 	@$(BIN)/aflock demo
 
-test: $(DEV)  ## install, then run all tests (T="-k ace" passes arguments to pytest)
-	@$(BIN)/python -m pytest $(T)
+# One process per core; files that start servers stay together (tests/conftest.py).
+SHARED := -n $(shell nproc 2>/dev/null || echo 2) --dist loadgroup
+
+test: $(DEV)  ## install, then run all tests (T="-k ace" passes arguments to pytest; T="-n 0" runs them in one process)
+	@$(BIN)/python -m pytest $(SHARED) $(T)
+
+TORCH_TESTS := $(addprefix tests/,models sim/test_processes.py sim/test_simulation.py net/client/test_narrow_client.py)
+
+test-avx2: $(DEV)  ## run the tests that train torch modules as on a CPU without AVX-512
+	@ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest $(SHARED) $(TORCH_TESTS) $(T)
 
 check: $(DEV)  ## ruff, mypy --strict and the import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -49,6 +57,12 @@ check: $(DEV)  ## ruff, mypy --strict and the import contracts
 .PHONY: chaos
 chaos: $(DEV)  ## kill a federation's server 1,000 times, and its clients, lines and disk: half an hour
 	@$(BIN)/python -m tests.net.chaos --kills 1000
+
+.PHONY: fuzz
+FUZZ ?= 5000000
+SEED ?= 1
+fuzz: $(DEV)  ## send a server FUZZ=5000000 hostile requests, made from SEED=1: a quarter of an hour
+	@AFLOCK_FUZZ=$(FUZZ) AFLOCK_FUZZ_SEED=$(SEED) $(BIN)/python -m pytest -q -s --timeout 7200 tests/net/server/http/test_fuzz.py
 
 bench: $(STAMP)  ## measure the server rules; prints a table and writes bench.json
 	@$(BIN)/aflock bench server --out bench.json

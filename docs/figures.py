@@ -10,7 +10,8 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from aflock import demo, optimum, strategies
+from aflock import strategies
+from aflock.showcase import demo, optimum
 
 HERE = Path(__file__).parent
 

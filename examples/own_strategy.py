@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from aflock import kernels, simulate, strategies
+from aflock import simulate, strategies
 from aflock.params import Params, positive
 from aflock.types import Receipt, Update
 
@@ -26,7 +26,7 @@ class Cooling(strategies.Strategy):
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
         step = self.p.lr * 2.0 ** (-self.version / self.p.half_life)
-        kernels.step(self.w, self.low, -step, update.vectors["gradient"])
+        self.w.step(-step, update.vectors["gradient"])
         return self._applied(staleness)
 
 

@@ -1,8 +1,17 @@
-"""Shared fixtures."""
+"""How the tests are shared out over processes: `make test` runs one per core."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # `contract.cases` and friends are plain modules of the test tree
+import pytest
+
+NET = Path(__file__).parent / "net"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start servers go to one process as a whole, and first: they take longest, the rest fills the gaps."""
+    for item in items:
+        if item.path.is_relative_to(NET) or item.path.name == "test_wheel.py":
+            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(NET.parent))))
+    items.sort(key=lambda item: not item.path.is_relative_to(NET))

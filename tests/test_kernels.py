@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from aflock import kernels
-
-from . import numpy_kernels as plain
+from aflock.strategies.rules import fadas
+from tests import numpy_kernels as plain
 
 LENGTHS = [1, 2, 7, 255, 256, 257, 1000]
 
@@ -157,7 +157,7 @@ def test_amsgrad(given_vectors: dict[str, Any]) -> None:
     a = given_vectors
     mom, var, top = plain.amsgrad(a["acc"], 0.5, a["mom"], a["var"], a["top"], 0.9, 0.99)
     expected = model(a) + 0.01 * (mom / (np.sqrt(top) + 1e-8))
-    kernels.amsgrad(a["w"], a["low"], 0.01, a["acc"], 0.5, a["mom"], a["var"], a["top"], 0.9, 0.99, 1e-8)
+    fadas.amsgrad(a["w"], a["low"], 0.01, a["acc"], 2, a["mom"], a["var"], a["top"], 0.9, 0.99, 1e-8)
     close(a["mom"], mom)
     close(a["var"], var)
     close(a["top"], top)
@@ -200,6 +200,24 @@ def test_all_finite(position: int, low: float, high: float) -> None:
 
 def test_finite_numbers_whose_squares_overflow_are_finite() -> None:
     assert kernels.all_finite(np.full(1000, 3e38, np.float32))
+
+
+@pytest.mark.parametrize("d", LENGTHS)
+@pytest.mark.parametrize("size", [1e-45, 1.0, 3.4e38])
+def test_the_norm_and_the_largest_entry_of_finite_numbers(d: int, size: float) -> None:
+    v = (np.random.default_rng(d).uniform(-1, 1, d) * size).astype(np.float32)
+    assert kernels.norm(v) == pytest.approx(np.linalg.norm(plain.wide(v)), rel=1e-12)
+    assert kernels.largest(v) == np.abs(v).max()
+
+
+@given(some.integers(0, 10_000), some.sampled_from([np.nan, -np.nan, np.inf, -np.inf]))
+@settings(max_examples=50, deadline=None)
+def test_the_norm_and_the_largest_entry_show_what_is_not_finite(position: int, bad: float) -> None:
+    v = np.full(10_001, 3.4e38, np.float32)
+    assert np.isfinite(kernels.norm(v))
+    v[position] = bad
+    assert not np.isfinite(kernels.norm(v))
+    assert not np.isfinite(kernels.largest(v))
 
 
 def test_zeros_start_on_a_cache_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from aflock import files, state
+from aflock import state
 from aflock.errors import StateError
+from aflock.system import files, memory
 
 SAMPLE = {
     "version": 3,
@@ -53,16 +55,96 @@ def test_large_arrays_go_to_the_disk_in_pieces(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "t").read_bytes() == b"text " + b"x" * 2500 + large.tobytes()
 
 
-def test_a_bit_that_has_changed_is_noticed(tmp_path: Path) -> None:
+def test_a_file_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
+    """Also in the table of tensors and in the checksum itself: never is another state loaded."""
+    file = tmp_path / "s"
+    state.save(file, SAMPLE)
+    whole = file.read_bytes()
+    for place in range(8 * len(whole)):
+        raw = bytearray(whole)
+        raw[place // 8] ^= 1 << place % 8
+        file.write_bytes(raw)
+        with pytest.raises(StateError):
+            state.load(file)
+
+
+def test_a_file_cut_off_anywhere_or_with_more_behind_it_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s"
+    state.save(file, SAMPLE)
+    whole = file.read_bytes()
+    for raw in (*(whole[:length] for length in range(len(whole))), whole + b"\0", whole + whole):
+        file.write_bytes(raw)
+        with pytest.raises(StateError):
+            state.load(file)
+
+
+def test_a_state_without_its_checksum_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "s"
     state.save(file, SAMPLE)
     raw = file.read_bytes()
-    begin = raw.index(b'"aflock"')
-    data = 8 + int.from_bytes(raw[:8], "little")
-    for place in (*range(begin + 10, begin + 100, 7), *range(data, len(raw))):
-        file.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
-        with pytest.raises(StateError):
-            state.load(file)
+    assert raw.count(b'"checksum"') == 1
+    file.write_bytes(raw.replace(b'"checksum"', b'"checksun"'))
+    with pytest.raises(StateError, match="it has no checksum"):
+        state.load(file)
+
+
+FORMAT_1 = bytes.fromhex(
+    "a0000000000000007b225f5f6d657461646174615f5f223a7b2261666c6f636b223a227b5c22666f726d61745c223a20312c205c22737461"
+    "74655c223a207b5c226b5c223a20372c205c22785c223a206e756c6c7d7d222c226372633332223a2234323639323839393438227d2c2278"
+    "223a7b226474797065223a22463332222c227368617065223a5b325d2c22646174615f6f666673657473223a5b302c385d7d7d2020202020"
+    "0000803f00000040"
+)
+"""{"k": 7, "x": [1, 2]} as versions up to 0.3 wrote it, with a checksum over the document and the arrays alone."""
+
+
+def test_a_state_of_format_1_is_still_read_and_its_damage_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "s"
+    file.write_bytes(FORMAT_1)
+    loaded = state.load(file)
+    assert loaded["k"] == 7
+    assert loaded["x"].tolist() == [1.0, 2.0]
+    harmless = 0
+    for place in range(8 * len(FORMAT_1)):
+        raw = bytearray(FORMAT_1)
+        raw[place // 8] ^= 1 << place % 8
+        file.write_bytes(raw)
+        try:
+            other = state.load(file)
+        except StateError:
+            continue
+        harmless += 1  # in the white space behind the header
+        assert other["k"] == 7
+        assert other["x"].tobytes() == loaded["x"].tobytes()
+    assert harmless < 50
+    file.write_bytes(FORMAT_1.replace(b'"crc32"', b'"crc31"'))
+    with pytest.raises(StateError, match="its checksum is another"):
+        state.load(file)
+
+
+def test_a_file_is_read_and_not_mapped_unless_it_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens to the file afterwards, a bad sector say, is nothing to whoever has loaded it."""
+    file = tmp_path / "s"
+    state.save(file, {"x": np.ones(5000)})
+    loaded = state.load(file)
+    assert not loaded["x"].flags.writeable
+    os.truncate(file, 0)
+    assert loaded["x"].sum() == 5000  # a map would end the process here
+    state.save(file, {"x": np.ones(2 << 20)})
+    monkeypatch.setattr(memory, "available", lambda: 20 << 20)
+    base = state.load(file)["x"]
+    while type(base) is np.ndarray:
+        base = base.base
+    assert isinstance(base, np.memmap)
+
+
+def test_a_bad_sector_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    state.save(tmp_path / "s", SAMPLE)
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(StateError, match="Input/output error"):
+        state.load(tmp_path / "s", mapped=True)
 
 
 def test_the_library_reads_it(tmp_path: Path) -> None:
@@ -129,3 +211,12 @@ def test_kill_in_the_middle_of_saving(tmp_path: Path) -> None:
         loaded = state.load(file)
         assert np.all(loaded["x"] == loaded["k"])
         file.unlink()
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_every_array_is_aligned(tmp_path: Path, mapped: bool) -> None:
+    """Compiled loops are compiled anew for arrays that are not."""
+    state.save(tmp_path / "s", {"a": np.arange(3, dtype=np.int8), "b": np.ones(5, np.float32), "c": np.ones(2)})
+    loaded = state.load(tmp_path / "s", mapped=mapped)
+    assert [loaded[name].dtype.itemsize for name in "abc"] == [1, 4, 8]
+    assert all(loaded[name].flags.aligned for name in "abc")

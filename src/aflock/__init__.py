@@ -14,9 +14,9 @@ from .types import Job, Receipt, Update
 
 if TYPE_CHECKING:
     from . import local, strategies
-    from .coordinator import Coordinator
-    from .net.client import Client
-    from .runs import simulate
+    from .coordination.coordinator import Coordinator
+    from .net.client.client import Client
+    from .runs.running import simulate
 
 __version__ = "0.1.0"
 __all__ = ["Client", "Coordinator", "Job", "Receipt", "Update", "__version__", "local", "simulate", "strategies"]
@@ -27,9 +27,9 @@ def __getattr__(name: str) -> Any:
     if name in ("strategies", "local"):
         return importlib.import_module(f".{name}", __name__)
     if name == "Coordinator":
-        return importlib.import_module(".coordinator", __name__).Coordinator
+        return importlib.import_module(".coordination.coordinator", __name__).Coordinator
     if name == "Client":
-        return importlib.import_module(".net.client", __name__).Client
+        return importlib.import_module(".net.client.client", __name__).Client
     if name == "simulate":
         return importlib.import_module(".runs", __name__).simulate
     raise AttributeError(f"module 'aflock' has no attribute {name!r}")

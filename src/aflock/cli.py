@@ -17,7 +17,7 @@ from typing import Any
 
 from . import __version__
 from .errors import AflockError, InputError
-from .net import cli as network
+from .net.commands import parser as network
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,18 +211,18 @@ def _data(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from . import runs
-    from .progress import Progress
+    from .runs import running
+    from .runs.progress import ProgressBar
     from .sim.experiment import Experiment
 
     if options.resume and options.out:
         raise InputError("--out and --resume do not go together; a resumed run stays in its folder")
     resumed = Path(options.resume) if options.resume else None
-    changes = options.set or (runs.changes_of(resumed) if resumed else [])
+    changes = options.set or (running.changes_of(resumed) if resumed else [])
     experiment = Experiment.read(options.file, changes)
     folder = resumed or (Path(options.out) if options.out else _free_folder(options.file, experiment))
-    begin = runs.resume if resumed else runs.run
-    with Progress(experiment, quiet=options.quiet or options.json) as progress:
+    begin = running.resume if resumed else running.run
+    with ProgressBar(experiment, quiet=options.quiet or options.json) as progress:
         result = begin(
             experiment, folder, watch=progress.update, workers=options.workers, tensorboard=options.tensorboard
         )
@@ -239,15 +239,15 @@ def _free_folder(file: str, experiment: Any) -> Path:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from . import runs
-    from .files import to_json, write_whole
-    from .progress import Progress
     from .reports import figures, tables
+    from .runs import running
+    from .runs.progress import ProgressBar
     from .sim.experiment import Experiment
     from .sim.simulation import Simulation
+    from .system.files import to_json, write_whole
 
     experiment = Experiment.read(options.file, options.set)
-    names = _rules(options.strategies)
+    names = split_rules(options.strategies)
     folder = Path(options.out) if options.out else None
     if folder is not None and folder.exists():
         raise InputError(f"{folder} exists already; choose another --out")
@@ -255,10 +255,10 @@ def _compare(options: argparse.Namespace) -> int:
         Simulation(experiment.variant(name, 0))  # what cannot run says so before anything is run
     if folder is not None:
         folder.mkdir(parents=True)
-    with Progress(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds) as progress:
+    with ProgressBar(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds) as progress:
         watch, workers = progress.update_named, options.workers
-        found = runs.compare(experiment, names, options.seeds, watch=watch, workers=workers)
-    described = runs.describe(found)
+        found = running.compare(experiment, names, options.seeds, watch=watch, workers=workers)
+    described = running.describe(found)
     table = tables.comparison(described)
     if folder is not None:
         write_whole(folder / "comparison.json", to_json(described, 1) + "\n")
@@ -269,7 +269,7 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rules(text: str) -> list[str]:
+def split_rules(text: str) -> list[str]:
     """Rules apart by commas, each with parameters of its own: "ace,fedbuff:buffer=5,lr=0.5,asgd"."""
     rules: list[str] = []
     for part in filter(None, text.split(",")):
@@ -288,7 +288,7 @@ def _title(options: argparse.Namespace) -> str:
 
 
 def _partition(options: argparse.Namespace) -> int:
-    from .recorder import write_partition
+    from .runs.recorder import write_partition
     from .sim.experiment import Experiment
     from .sim.parts import split
 
@@ -321,7 +321,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _replay_federation(trace: Path, options: argparse.Namespace) -> int:
-    from .net.replay import replay
+    from .net.commands.replay import replay
 
     if options.strategy:
         raise InputError("the updates of a federation were made for its own rule; leave --strategy out")
@@ -331,7 +331,7 @@ def _replay_federation(trace: Path, options: argparse.Namespace) -> int:
 
 
 def _print_result(described: dict[str, Any], as_json: bool) -> None:
-    from .files import to_json
+    from .system.files import to_json
 
     if as_json:
         print(to_json(described, 2))
@@ -374,14 +374,16 @@ _ENDS = {
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from . import demo
-    from .files import write_whole
-    from .progress import Progress
+    from .runs.progress import ProgressBar
+    from .showcase import demo
     from .sim.experiment import Experiment
+    from .system.files import write_whole
 
     uploads = options.uploads or demo.UPLOADS
     experiment = Experiment.build(demo.EXPERIMENT, [f"budget.uploads={uploads}"])
-    with Progress(experiment, quiet=options.json, runs=len(demo.RULES) * len(demo.SETTINGS) * demo.SEEDS) as progress:
+    with ProgressBar(
+        experiment, quiet=options.json, runs=len(demo.RULES) * len(demo.SETTINGS) * demo.SEEDS
+    ) as progress:
         found = demo.run(progress.update_named, uploads)
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -415,7 +417,8 @@ def _reproduction(options: argparse.Namespace) -> int:
 
 
 def _optimum(options: argparse.Namespace) -> int:
-    from . import optimum, strategies
+    from . import strategies
+    from .showcase import optimum
 
     found = []
     for name in strategies.names():
@@ -427,7 +430,8 @@ def _optimum(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from . import threads
+    from .system import threads
+    from .system.files import write_whole
 
     threads.ask_for_one()
     bench = importlib.import_module(f".bench.{options.what}", __package__)
@@ -440,8 +444,7 @@ def _bench(options: argparse.Namespace) -> int:
     report = bench.measure(quick=options.quick, progress=progress)
     document = json.dumps(report, indent=2)
     if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            file.write(document + "\n")
+        write_whole(Path(options.out), document + "\n")
     print(document if options.json else bench.table(report))
     return 0
 

@@ -7,14 +7,13 @@ net/settings.py.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, ParameterError, UnknownParameter
+from .errors import InputError, ParameterError, UnknownParameter, did_you_mean
 from .params import Params
 
 Sections = dict[str, "Params | Named"]
@@ -177,6 +176,8 @@ def toml(value: Any) -> str:
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(str(key))} = {toml(part)}" for key, part in value.items()) + "}"
     if isinstance(value, float):
         return repr(value)
     return str(value)
@@ -198,6 +199,4 @@ def _explained(params: type[Params]) -> list[str]:
 
 
 def _nearest(what: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{what}; {hint}known are {', '.join(known)}"
+    return f"{what}; {did_you_mean(name, known)}known are {', '.join(known)}"

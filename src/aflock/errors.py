@@ -7,7 +7,7 @@
     │   ├── UnknownClient                  a client that is not in the federation
     │   ├── DuplicateClient                a client that is in the federation already
     │   ├── VersionError                   a version that has never existed
-    │   ├── CountError                     steps or examples below one
+    │   ├── CountError                     steps or examples below one or above 2^63-1
     │   ├── ParameterError                 a hyper-parameter out of its range
     │   │   └── UnknownParameter (TypeError)
     │   ├── UnknownName                    no rule of that name is registered
@@ -21,6 +21,9 @@ Every message is one sentence that says what was wrong and what was expected.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class AflockError(Exception):
@@ -52,7 +55,7 @@ class VersionError(InputError):
 
 
 class CountError(InputError):
-    """A number of steps or examples that is not a positive integer."""
+    """A number of steps or examples that is not a positive integer, or does not fit into 64 bits."""
 
 
 class ParameterError(InputError):
@@ -85,3 +88,9 @@ class OrderError(AflockError, RuntimeError):
 
 class DoesNotFit(AflockError, MemoryError):
     """More bytes were asked for than the machine can give."""
+
+
+def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The nearest known name as a question for an error's sentence; nothing if none is that similar (0 to 1)."""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}? " if near else ""

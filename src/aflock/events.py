@@ -6,7 +6,10 @@ import json
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush"]
+Kind = Literal[
+    "start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush", "loss",
+    "undo",
+]  # fmt: skip
 
 
 moment = lru_cache(1024, typed=True)(repr)

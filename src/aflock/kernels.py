@@ -1,14 +1,12 @@
 """The few fused numeric loops: the only place where speed is bought with ugliness.
 
 Conventions
-    w, low     the model as two float32 vectors: `w` is what clients see, `w + low` what the server knows. Steps smaller
-               than half a unit in the last place of w collect in `low` instead of being lost, and the pair costs the
-               same memory traffic as one float64 vector while `w` is always ready to be handed out.
+    w, low     the model as two float32 vectors (see `weights.Weights`, which has them as `high` and `low`)
     total, acc running sums, float64: a float32 sum of 10^6 differences drifts (see docs/design.md).
     row        one client's stored float32 vector.
 
 Every loop reads and writes each vector once, allocates nothing of size d, uses one thread, and does the same IEEE
-operations in the same order on every machine (no fast-math where a result is kept). `tests/unit/numpy_kernels.py` holds
+operations in the same order on every machine (no fast-math where a result is kept). `tests/numpy_kernels.py` holds
 the plain NumPy twin of each. Compiled code is cached on disk by numba, next to this file or in the user's cache folder.
 """
 
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .compiled import compiled
+from .system.compiled import compiled
 from .types import Accumulator, Vector
 
 Floats = Vector | Accumulator
@@ -59,6 +57,31 @@ def all_finite(v: Vector) -> bool:
     for k in range(v.shape[0]):
         total += v[k] * v[k]
     return bool(np.isfinite(total) or np.isfinite(v).all())
+
+
+@compiled(fastmath={"reassoc", "contract"})
+def norm(v: Vector) -> float:
+    """The Euclidean norm of v: infinity or NaN if, and only if, an entry is one, since no sum of squares overflows.
+
+    How the sum is ordered depends on the machine, and its last bits with it: whoever needs the same bits elsewhere
+    writes the norm down (the server does, in its journal).
+    """
+    total = 0.0
+    for k in range(v.shape[0]):
+        x = np.float64(v[k])
+        total += x * x
+    return float(np.sqrt(total))
+
+
+@compiled()
+def largest(v: Vector) -> float:
+    """The largest absolute entry of v: infinity or NaN if there is one."""
+    bits = v.view(np.int32)  # as in `_scale_of`; NaN stands above infinity
+    top = np.int32(0)
+    for k in range(bits.shape[0]):
+        magnitude = np.int32(bits[k] & np.int32(0x7FFFFFFF))
+        top = magnitude if magnitude > top else top
+    return float(np.int32(top).view(np.float32))
 
 
 # --- moving a client's model ----------------------------------------------------------------------------------------
@@ -252,38 +275,6 @@ def blend(out: Vector, a: float, x: Accumulator, b: float, y: Accumulator) -> No
     """out <- a*x + b*y, rounded to float32."""
     for k in range(x.shape[0]):
         out[k] = np.float32(a * x[k] + b * y[k])
-
-
-@compiled()
-def amsgrad(
-    w: Vector,
-    low: Vector,
-    lr: float,
-    acc: Accumulator,
-    a: float,
-    mom: Accumulator,
-    var: Accumulator,
-    top: Accumulator,
-    b1: float,
-    b2: float,
-    eps: float,
-) -> None:
-    """D = a*acc; mom, var, top <- their moving averages and maximum; w <- w + lr*mom/(sqrt(top)+eps); acc <- 0."""
-    c1 = 1.0 - b1
-    c2 = 1.0 - b2
-    for k in range(acc.shape[0]):
-        d = a * acc[k]
-        acc[k] = 0.0
-        m = b1 * mom[k] + c1 * d
-        v = b2 * var[k] + c2 * d * d
-        t = max(top[k], v)
-        mom[k] = m
-        var[k] = v
-        top[k] = t
-        x = np.float64(w[k]) + np.float64(low[k]) + lr * (m / (np.sqrt(t) + eps))
-        high = np.float32(x)
-        w[k] = high
-        low[k] = np.float32(x - np.float64(high))
 
 
 # --- int8 rows: one scale per block, unbiased stochastic rounding ----------------------------------------------------

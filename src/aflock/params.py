@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Self
 
-from .errors import ParameterError, UnknownParameter
+from .errors import ParameterError, UnknownParameter, did_you_mean
 
 Check = Callable[[Any], bool]
 
@@ -101,9 +100,12 @@ def words(default: str | None, text: str, expected: str) -> Any:
     return _field(default, text, lambda x: isinstance(x, str) and x.strip() != "", expected)
 
 
-def weights(text: str) -> Any:
-    """A list of numbers that are not negative and not all zero, or nothing."""
-    return _field(None, text, _are_weights, "a list of numbers of at least 0, not all 0")
+def weights(text: str, *, by: str | None = None) -> Any:
+    """A list of numbers that are not negative and not all zero, or nothing; `by`: a table, and what its keys are."""
+    if by is None:
+        return _field(None, text, _are_weights, "a list of numbers of at least 0, not all 0")
+    expected = f"a table of numbers of at least 0 by {by}, not all 0"
+    return _field(None, text, lambda x: isinstance(x, dict) and _are_weights(list(x.values())), expected)
 
 
 def folder(text: str) -> Any:
@@ -141,6 +143,4 @@ def _integer(x: Any) -> bool:
 
 
 def _unknown(owner: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{owner} has no parameter {name!r}; {hint}it takes {', '.join(known) or 'none'}"
+    return f"{owner} has no parameter {name!r}; {did_you_mean(name, known)}it takes {', '.join(known) or 'none'}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Generic, TypeVar
 
-from .errors import ParameterError, UnknownName
+from .errors import ParameterError, UnknownName, did_you_mean
 
 T = TypeVar("T")
 
@@ -40,6 +39,4 @@ class Registry(Generic[T]):
 
 def unknown(what: str, name: str, known: list[str]) -> UnknownName:
     """The error for a name that nobody has, with the nearest that somebody has."""
-    near = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return UnknownName(f"there is no {what} called {name!r}; {hint}known are {', '.join(known)}")
+    return UnknownName(f"there is no {what} called {name!r}; {did_you_mean(name, known)}known are {', '.join(known)}")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .compiled import compiled
 from .errors import StateError
+from .system.compiled import compiled
 
 Name = str | int
 

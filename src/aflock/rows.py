@@ -1,44 +1,66 @@
-"""One vector per client: dense float32 in memory, int8 in memory, or float32 on disk; one interface.
+"""One vector per client: float32 or int8 in memory; one interface. Rows on disk are in `system.disk_rows`.
 
     rows = create("int8", clients=range(100), length=1_200_000, seed=0)
     rows.exchange(3, v, total)        # total <- total + v - row_3; row_3 <- v
 
-Each kind says how many bytes it takes before it takes them (`estimate`), and what cannot fit is refused with one
-sentence instead of a machine that swaps. Rows come and go with their clients (`insert`, `discard`).
+Whoever makes rows says how much memory there is (`free`); what cannot fit is refused with one sentence instead of a
+machine that swaps. Rows come and go with their clients (`insert`, `discard`).
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import shutil
-import tempfile
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from . import kernels, memory, rng
+from . import kernels, rng
 from .errors import DoesNotFit, ParameterError, StateError
-from .memory import human
+from .system.words import human
 from .types import Accumulator, State, Vector
+from .weights import Weights
+
+R = TypeVar("R", bound="Rows")
 
 KINDS = ("dense", "int8", "disk")
 
-
-def estimate(kind: str, clients: int, length: int) -> int:
-    """The bytes that many rows of that kind take, in memory or (kind "disk") on disk."""
-    return clients * _kind(kind).row_bytes(length)
+_DOMINANT = 2.0**30
+"""Times what remains of a sum: a number so much larger has left nothing but its rounding of the others."""
 
 
-def create(kind: str, clients: Iterable[int], length: int, *, seed: int = 0, folder: str | None = None) -> Rows:
-    """Zero rows for the given clients, or `DoesNotFit` before anything is allocated."""
+FreeBytes = Callable[[], int]
+"""Says how many bytes may still be taken."""
+
+
+def unlimited() -> int:
+    """For rows that nobody bounds: more bytes than there are."""
+    return 2**62
+
+
+class RowMaker(Protocol):
+    """Makes zero rows for the given clients, or raises `DoesNotFit` before anything is allocated."""
+
+    def __call__(
+        self, kind: str, clients: Iterable[int], length: int, *, seed: int = 0, folder: str | None = None
+    ) -> Rows: ...
+
+
+def create(
+    kind: str, clients: Iterable[int], length: int, *, seed: int = 0, folder: str | None = None,
+    free: FreeBytes = unlimited,
+) -> Rows:  # fmt: skip
+    """Zero rows in memory; `system.disk_rows.create` also makes those on disk, and knows how much memory there is."""
+    kinds: dict[str, type[DenseRows | Int8Rows]] = {"dense": DenseRows, "int8": Int8Rows}
+    if kind not in kinds:
+        raise ParameterError(f"rows of kind {kind!r} do not exist; expected one of {', '.join(KINDS)}")
+    return filled(kinds[kind](length, seed=seed, free=free), clients)
+
+
+def filled(rows: R, clients: Iterable[int]) -> R:
+    """The rows, with a zero row for each client; `DoesNotFit` before anything is allocated."""
     ids = list(clients)
-    rows = _kind(kind)(length, seed=seed, folder=folder)
     rows.require(len(ids))
     rows.reserve(len(ids))
     for client in ids:
@@ -46,18 +68,11 @@ def create(kind: str, clients: Iterable[int], length: int, *, seed: int = 0, fol
     return rows
 
 
-def exact(kind: str, clients: Iterable[int], length: int, *, folder: str | None = None) -> DenseRows:
-    """As `create`, for the kinds that keep every bit ("dense" and "disk") and can hand a row to a kernel."""
-    made = create(kind, clients, length, folder=folder)
-    if not isinstance(made, DenseRows):
-        raise ParameterError(f"rows of kind {kind!r} round what they store; expected 'dense' or 'disk'")
-    return made
-
-
-def _kind(kind: str) -> type[Rows]:
-    if kind not in _CLASSES:
-        raise ParameterError(f"rows of kind {kind!r} do not exist; expected one of {', '.join(KINDS)}")
-    return _CLASSES[kind]
+def exact(rows: Rows) -> DenseRows:
+    """The rows, if they keep every bit ("dense" and "disk") and can hand a row to a kernel."""
+    if not isinstance(rows, DenseRows):
+        raise ParameterError(f"rows of kind {rows.kind!r} round what they store; expected 'dense' or 'disk'")
+    return rows
 
 
 class Rows(ABC):
@@ -66,9 +81,9 @@ class Rows(ABC):
     kind: ClassVar[str]
     _advice: ClassVar[str]
 
-    def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
+    def __init__(self, length: int, *, seed: int = 0, free: FreeBytes = unlimited) -> None:
         self.length = length
-        self.folder = folder
+        self.free = free
 
     # -- how large -------------------------------------------------------------------------------------------------
 
@@ -84,7 +99,7 @@ class Rows(ABC):
 
     def require(self, clients: int) -> None:
         """Raises `DoesNotFit` unless that many further rows fit."""
-        need, free = clients * self.row_bytes(self.length), self._free()
+        need, free = clients * self.row_bytes(self.length), self.free()
         if need > free:
             raise DoesNotFit(
                 f"{clients} {self.kind} rows of {self.length} weights need {human(need)}, but {self._where()} has "
@@ -93,9 +108,6 @@ class Rows(ABC):
 
     def reserve(self, clients: int) -> None:
         """Takes the space of that many further rows at once, where taking it piecemeal costs more."""
-
-    def _free(self) -> int:
-        return memory.available()
 
     def _where(self) -> str:
         return "memory"
@@ -134,12 +146,29 @@ class Rows(ABC):
         """total <- total + vector - row; row <- vector (as stored)."""
 
     @abstractmethod
-    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
+    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Weights, a: float) -> None:
         """`exchange`, then w <- w + a*total, in one pass."""
 
     @abstractmethod
     def add_to(self, total: Accumulator, a: float, client: int) -> None:
         """total <- total + a*row."""
+
+    @abstractmethod
+    def largest(self, client: int) -> float:
+        """The largest absolute number of a row, or a little more."""
+
+    def take_out(self, client: int, total: Accumulator, kept: Iterable[int] | None = None) -> None:
+        """total <- total - row, and the row goes; `kept` are the clients whose rows `total` holds (None: all others).
+
+        Where the row was so large that the sum has lost the digits of the others, they are summed again.
+        """
+        largest = self.largest(client)
+        self.add_to(total, -1.0, client)
+        self.discard(client)
+        if largest > _DOMINANT * max(total.max(), -total.min()):
+            total[:] = 0.0
+            for other in self if kept is None else kept:
+                self.add_to(total, 1.0, other)
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -165,8 +194,8 @@ class DenseRows(Rows):
     kind = "dense"
     _advice = 'cache="disk", or cache="int8" where the rule has it, '
 
-    def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
-        super().__init__(length, seed=seed, folder=folder)
+    def __init__(self, length: int, *, seed: int = 0, free: FreeBytes = unlimited) -> None:
+        super().__init__(length, seed=seed, free=free)
         self._rows: dict[int, Vector] = {}
         self._pool: list[Vector] = []
 
@@ -220,11 +249,14 @@ class DenseRows(Rows):
     def exchange(self, client: int, vector: Vector, total: Accumulator) -> None:
         kernels.exchange(self._rows[client], vector, total)
 
-    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
-        kernels.exchange_step(self._rows[client], vector, total, w, low, a)
+    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Weights, a: float) -> None:
+        kernels.exchange_step(self._rows[client], vector, total, w.high, w.low, a)
 
     def add_to(self, total: Accumulator, a: float, client: int) -> None:
         kernels.add(total, a, self._rows[client])
+
+    def largest(self, client: int) -> float:
+        return kernels.largest(self._rows[client])
 
     def state_dict(self, *, detached: bool = True) -> State:
         rows = {str(client): row.copy() if detached else row for client, row in self._rows.items()}
@@ -239,85 +271,6 @@ class DenseRows(Rows):
             self.insert(int(client), row, check=False)
 
 
-class DiskRows(DenseRows):
-    """float32 in a memory-mapped file: n x d may exceed memory; the system keeps the rows in use in memory.
-
-    The file has no name (it is unlinked while open), so that nothing is left behind however the process ends. It lives
-    in `folder`, by default the system's folder for temporary files.
-    """
-
-    kind = "disk"
-    _advice = "another cache_dir, "
-
-    def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
-        super().__init__(length, seed=seed, folder=folder)
-        if folder is not None and not Path(folder).is_dir():
-            raise ParameterError(f"cache_dir={folder!r} is not a folder; make it first or leave it out")
-        self._slots: dict[int, int] = {}
-        self._spare: list[int] = []
-        self._stride = self.row_bytes(length) // 4
-        self._file, name = tempfile.mkstemp(dir=folder, prefix="aflock-rows-")
-        os.unlink(name)
-        weakref.finalize(self, os.close, self._file)
-        self._map: npt.NDArray[np.float32] = np.empty((0, self._stride), np.float32)
-
-    @staticmethod
-    def row_bytes(length: int) -> int:
-        return -(-4 * length // 64) * 64  # whole cache lines, so that every row is aligned
-
-    def _free(self) -> int:
-        return shutil.disk_usage(self.folder or tempfile.gettempdir()).free
-
-    def _where(self) -> str:
-        return f"the disk under {self.folder or tempfile.gettempdir()}"
-
-    def require(self, clients: int) -> None:
-        super().require(max(0, clients - len(self._spare)))
-
-    def reserve(self, clients: int) -> None:
-        old, new = len(self._map), len(self._map) + clients - len(self._spare)
-        if new <= old:
-            return
-        try:  # real blocks, not a sparse file: a full disk must be an error here, not a SIGBUS in a kernel later
-            os.posix_fallocate(self._file, 0, new * self._stride * 4)
-        except OSError as error:
-            raise DoesNotFit(f"{self._where()} refused {human((new - old) * self._stride * 4)}: {error}") from None
-        pages = mmap.mmap(self._file, new * self._stride * 4)
-        self._map = np.frombuffer(pages, np.float32).reshape(new, self._stride)
-        self._spare.extend(range(new - 1, old - 1, -1))
-        for client, slot in self._slots.items():
-            self._rows[client] = self._view(slot)
-
-    def _new(self, client: int) -> Vector:
-        if not self._spare:
-            self.reserve(max(1, len(self._map) // 8))
-        self._slots[client] = self._spare.pop()
-        return self._view(self._slots[client])
-
-    def _view(self, slot: int) -> Vector:
-        return self._map[slot, : self.length]
-
-    def discard(self, client: int) -> None:
-        self._rows[client][:] = 0.0  # what is spare is zero
-        super().discard(client)
-        self._spare.append(self._slots.pop(client))
-
-    def take(self, client: int, other: DenseRows) -> None:
-        self.store(client, other.row(client))
-        other._pool.append(other._rows.pop(client))
-
-    def state_dict(self, *, detached: bool = True) -> State:
-        """As for dense rows, but the detached copy is on disk too."""
-        if not detached or not self._slots:
-            return super().state_dict(detached=False)
-        super().require(len(self._slots))
-        copy = DiskRows(self.length, folder=self.folder)
-        copy.reserve(len(self))
-        for client in self._rows:
-            copy.insert(client, self._rows[client], check=False)
-        return {"kind": self.kind, "length": self.length, "rows": {str(c): copy.row(c) for c in copy}}
-
-
 class Int8Rows(Rows):
     """8 bits per weight and one float32 scale per block of 256: 1.016 bytes per weight, unbiased.
 
@@ -328,8 +281,8 @@ class Int8Rows(Rows):
     kind = "int8"
     _advice = 'cache="disk", '
 
-    def __init__(self, length: int, *, seed: int = 0, folder: str | None = None) -> None:
-        super().__init__(length, seed=seed, folder=folder)
+    def __init__(self, length: int, *, seed: int = 0, free: FreeBytes = unlimited) -> None:
+        super().__init__(length, seed=seed, free=free)
         self._rows: dict[int, tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]] = {}
         self._seed = rng.key(seed, "quantiser") & (2**64 - 1)
         self._stores = 0
@@ -378,11 +331,14 @@ class Int8Rows(Rows):
     def exchange(self, client: int, vector: Vector, total: Accumulator) -> None:
         kernels.int8_exchange(*self._rows[client], vector, total, self._key())
 
-    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Vector, low: Vector, a: float) -> None:
-        kernels.int8_exchange_step(*self._rows[client], vector, total, self._key(), w, low, a)
+    def exchange_step(self, client: int, vector: Vector, total: Accumulator, w: Weights, a: float) -> None:
+        kernels.int8_exchange_step(*self._rows[client], vector, total, self._key(), w.high, w.low, a)
 
     def add_to(self, total: Accumulator, a: float, client: int) -> None:
         kernels.int8_add(total, a, *self._rows[client])
+
+    def largest(self, client: int) -> float:
+        return 128.0 * kernels.largest(self._rows[client][1])
 
     def state_dict(self, *, detached: bool = True) -> State:
         levels = {str(client): q.copy() if detached else q for client, (q, _) in self._rows.items()}
@@ -399,6 +355,3 @@ class Int8Rows(Rows):
             q, scales = self._rows[int(client)]
             q[:], scales[:] = levels, state["scales"][client]
         self._seed, self._stores = int(state["seed"]), int(state["stores"])
-
-
-_CLASSES: dict[str, type[Rows]] = {"dense": DenseRows, "int8": Int8Rows, "disk": DiskRows}

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 
 from aflock import state
-from contract.cases import Arrivals, Case
+from tests.contract.cases import Arrivals, Case
 
 
 def digest(value: Any) -> str:

@@ -11,9 +11,8 @@ import pytest
 
 from aflock import Update, errors, strategies
 from aflock.strategies.base import Strategy
-
-from .cases import Arrivals, Case, D, N, all_cases, start
-from .continuation import digest
+from tests.contract.cases import Arrivals, Case, D, N, all_cases, start
+from tests.contract.continuation import digest
 
 Spoil = Callable[[Update], Any]
 

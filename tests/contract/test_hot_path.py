@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from aflock import Update
-
-from .cases import Case, all_cases
+from tests.contract.cases import Case, all_cases
 
 LENGTH = 50_000
 CLIENTS = 4

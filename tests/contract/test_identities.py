@@ -12,8 +12,7 @@ from aflock import Job, Update, local, strategies
 from aflock.models.quadratic import Quadratics
 from aflock.strategies.base import Strategy
 from aflock.types import Vector
-
-from .cases import Arrivals, Case, D, N, start, vector
+from tests.contract.cases import Arrivals, Case, D, N, start, vector
 
 ROUNDING = 2e-6
 

@@ -10,9 +10,8 @@ import pytest
 
 from aflock import Update, errors, state, strategies
 from aflock.strategies.base import Strategy
-
-from .cases import Arrivals, Case, D, N, all_cases, start, vector
-from .continuation import digest
+from tests.contract.cases import Arrivals, Case, D, N, all_cases, start, vector
+from tests.contract.continuation import digest
 
 
 def wander(s: Strategy, seed: int, arrivals: int = 300) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from aflock import optimum, strategies
+from aflock import strategies
+from aflock.showcase import optimum
 
 EXACT, STEP, BIASED = 1e-5, 0.01, 0.1
 

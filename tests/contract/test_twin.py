@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from aflock import rng
-
-from . import twins
-from .cases import Arrivals, Case, D, N, all_cases, start, vector
+from tests.contract import twins
+from tests.contract.cases import Arrivals, Case, D, N, all_cases, start, vector
+from tests.contract.twin import Twin
 
 ARRIVALS = 2_000
 TOLERANCE = 1e-5
@@ -39,7 +39,7 @@ def explicit(case: Case) -> dict[str, Any]:
     return taken
 
 
-def twin_of(case: Case, seed: int) -> twins.Twin:
+def twin_of(case: Case, seed: int) -> Twin:
     draws = np.random.default_rng([seed, 1])
     w0 = vector(draws).astype(np.float64)
     first = {c: vector(draws).astype(np.float64) for c in range(N)} if case.create().first else None

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aflock import Job, Update, errors, local, state, strategies
-from aflock.coordinator import Coordinator
+from aflock.coordination.coordinator import Coordinator
 from aflock.events import Event
-from contract.continuation import digest
-
-ONE = np.ones(2, np.float32)
-
-
-def made(
-    name: str, clients: int, *, options: dict[str, Any] | None = None, **params: Any
-) -> tuple[Coordinator, list[Event]]:
-    events: list[Event] = []
-    strategy = strategies.create(name, clients=clients, **params)
-    coordinator = Coordinator(strategy, on_event=events.append, **(options or {}))
-    coordinator.start(0 * ONE)
-    return coordinator, events
-
-
-def answer(job: Job | None, *names: str, value: float = 1.0, **fields: Any) -> Update:
-    assert job is not None
-    vectors = dict.fromkeys(names or ("gradient", "delta", "model", "direction"), value * ONE)
-    return Update(job.client, job.version, vectors, job=job.id, **fields)
+from tests.contract.continuation import digest
+from tests.coordination.coordinators import ONE, answer, made
 
 
 def test_a_pull_a_push_and_their_records() -> None:
@@ -120,91 +102,6 @@ def test_time_is_an_argument_and_never_runs_backwards() -> None:
     assert c.pull(1, 5.0) is not None
 
 
-def test_the_opening() -> None:
-    """Every client's first job is marked; the rule starts when the last answer is in; nobody works meanwhile."""
-    c, events = made("ace", 3, lr=1.0)
-    jobs = c.dispatch(0.0)
-    assert [(job.first, job.version) for job in jobs] == [(True, 0)] * 3
-    assert c.opening
-    assert c.push(answer(jobs[0], "gradient", value=1.0), 1.0).buffered
-    assert c.pull(jobs[0].client, 1.5) is None  # it has done its part
-    assert c.dispatch(1.5) == []
-    c.push(answer(jobs[1], "gradient", value=2.0), 2.0)
-    assert c.push(answer(jobs[2], "gradient", value=3.0), 3.0).applied
-    assert not c.opening
-    assert (c.strategy.version, c.strategy.model[0]) == (1, -2)
-    assert [job.first for job in c.dispatch(3.0)] == [False] * 3
-    assert [e.first for e in events if e.kind == "arrival"] == [True] * 3
-
-
-def test_the_opening_under_a_concurrency_limit() -> None:
-    c, _ = made("ace", 5, options={"concurrency": 2})
-    seen = []
-    while c.opening:
-        for job in c.dispatch(0.0):
-            assert job.first
-            seen.append(job.client)
-            c.push(answer(job, "gradient"), 0.0)
-    assert sorted(seen) == list(range(5))
-
-
-def test_a_client_that_never_answers_does_not_block_the_opening_once_it_has_left() -> None:
-    c, _ = made("ace", 3, lr=1.0)
-    jobs = {job.client: job for job in c.dispatch(0.0)}
-    c.push(answer(jobs[0], "gradient", value=1.0), 1.0)
-    c.push(answer(jobs[1], "gradient", value=3.0), 1.0)
-    c.leave(2, 2.0)
-    assert not c.opening
-    assert c.strategy.model[0] == -2
-    assert {job.client for job in c.dispatch(2.0)} == {0, 1}
-
-
-def test_joining_a_rule_that_needs_first_gradients() -> None:
-    c, events = made("ace", 2, lr=1.0)
-    for job in c.dispatch(0.0):
-        c.push(answer(job, "gradient", value=1.0), 0.0)
-    c.join(7, 1.0)
-    assert c.strategy.n == 2
-    opening = c.pull(7, 2.0)
-    assert opening is not None
-    assert opening.first
-    receipt = c.push(answer(opening, "gradient", value=4.0), 3.0)
-    assert (receipt.buffered, receipt.reason) == (True, "the client has joined")
-    assert c.strategy.clients == {0, 1, 7}
-    c.push(answer(c.pull(0, 3.0), "gradient", value=1.0), 4.0)
-    assert c.strategy.model[0] == -1 - 2  # the mean of 1, 1, 4
-    again = c.pull(7, 4.0)
-    assert again is not None
-    assert not again.first
-    assert [e.kind for e in events if e.client == 7] == ["join", "pull", "arrival", "pull"]
-
-
-def test_joining_and_leaving_any_rule() -> None:
-    c, events = made("fedbuff", 2, buffer=2)
-    c.join(5, 0.0)
-    assert {job.client for job in c.dispatch(0.0)} == {0, 1, 5}
-    c.leave(5, 1.0)
-    assert 5 not in c.working
-    assert events[-1].kind == "leave"
-    with pytest.raises(errors.UnknownClient, match="client 5 is not in the federation of 2 clients"):
-        c.pull(5, 1.0)
-    with pytest.raises(errors.DuplicateClient):
-        c.join(1, 1.0)
-
-
-def test_a_client_on_its_way_in_may_leave_again() -> None:
-    c, _ = made("ace", 2)
-    for job in c.dispatch(0.0):
-        c.push(answer(job, "gradient"), 0.0)
-    c.join(7, 1.0)
-    with pytest.raises(errors.DuplicateClient, match="on its way"):
-        c.join(7, 1.0)
-    c.pull(7, 1.0)
-    c.leave(7, 2.0)
-    assert c.clients == {0, 1}
-    c.join(7, 3.0)
-
-
 def test_dropped_jobs_free_their_slot() -> None:
     c, events = made("asgd", 3, options={"concurrency": 1})
     job = c.dispatch(0.0)[0]
@@ -279,41 +176,6 @@ def test_a_lost_cohort_member_is_replaced_by_another_client() -> None:
     (replacement,) = c.dispatch(2.0)
     assert replacement.client not in (first.client, second.client)
     assert c.push(answer(replacement), 3.0).applied
-
-
-def test_afl_is_fair_by_default() -> None:
-    c, _ = made("afl", 6, buffer=4, buffer_min=1)
-    assert c.selection == "fair"
-    counts: Counter[int] = Counter()
-    for now in range(100):
-        for job in c.dispatch(float(now)):
-            counts[job.client] += 1
-            c.push(answer(job), float(now))
-    assert max(counts.values()) - min(counts.values()) <= 1
-
-
-@pytest.mark.parametrize(
-    ("options", "clients"),
-    [({"selection": "all"}, [0, 1, 2]), ({"selection": "all", "concurrency": 2}, [0, 1])],
-)
-def test_the_policy_all(options: dict[str, Any], clients: list[int]) -> None:
-    c, _ = made("asgd", 3, options=options)
-    assert [job.client for job in c.dispatch(0.0)] == clients
-
-
-def test_biased_selection() -> None:
-    c, _ = made("asgd", 3, options={"probabilities": {0: 1.0, 1: 0.0, 2: 0.0}})
-    assert [job.client for job in c.dispatch(0.0)] == [0]
-    assert c.pull(1, 0.0) is not None  # who comes on its own is served
-
-
-def test_the_same_seed_gives_the_same_picks() -> None:
-    def picks(seed: int) -> list[int]:
-        c, _ = made("asgd", 50, options={"concurrency": 5, "seed": seed})
-        return [job.client for job in c.dispatch(0.0)]
-
-    assert picks(1) == picks(1)
-    assert picks(1) != picks(2)
 
 
 def test_finish_uses_the_last_partial_buffer() -> None:
@@ -422,16 +284,6 @@ def test_refused_calls_change_nothing_not_even_the_clock() -> None:
     assert digest(c.state_dict()) == before
 
 
-def test_the_first_job_is_checked_like_any_other() -> None:
-    c, _ = made("ace", 1)
-    job = c.pull(0, 0.0)
-    with pytest.raises(errors.CountError, match="steps is 0"):
-        c.push(answer(job, "gradient", steps=0), 1.0)
-    with pytest.raises(errors.MissingVector, match="lacks the vector 'gradient'"):
-        c.push(answer(job, "delta"), 1.0)
-    assert c.push(answer(job, "gradient"), 1.0).applied
-
-
 def test_a_discarded_client_restarts_from_the_current_model_whatever_the_exchange() -> None:
     c, _ = made("mr-asyncfl", 1, max_staleness=0, exchange="before")
     outcomes = []
@@ -474,20 +326,6 @@ def test_client_memory_survives_discarded_and_lost_updates() -> None:
             np.testing.assert_allclose(strategy.total, sum(m["told gradient"] for m in memories), atol=1e-9)
 
 
-def test_clients_without_a_probability_still_answer_their_first_job() -> None:
-    c, _ = made("ace", 2, options={"probabilities": {0: 1.0, 1: 0.0}})
-    for job in c.dispatch(0.0):
-        c.push(answer(job, "gradient"), 0.0)
-    assert not c.opening
-    c.join(5, 1.0)
-    assert {job.client for job in c.dispatch(1.0)} == {0, 5}
-
-
-def test_probabilities_that_can_never_fill_a_cohort_are_refused() -> None:
-    with pytest.raises(errors.ParameterError, match="only 1 clients have a probability above 0, but a round takes 2"):
-        Coordinator(strategies.create("fedavg", clients=2), probabilities={0: 1.0})
-
-
 def test_a_damaged_state_changes_nothing() -> None:
     c, _ = made("asgd", 3)
     c.pull(0, 1.0)
@@ -503,14 +341,10 @@ def test_a_damaged_state_changes_nothing() -> None:
     assert c.strategy.version == 0
 
 
-def test_everyone_leaves_during_the_opening_and_others_come() -> None:
-    c, _ = made("ace", 2, lr=1.0)
-    c.dispatch(0.0)
-    c.leave(0, 1.0)
-    c.leave(1, 1.0)
-    assert c.opening
-    c.join(5, 2.0)
-    (job,) = c.dispatch(2.0)
-    assert job.first
-    assert c.push(answer(job, "gradient", value=3.0), 3.0).applied
-    assert c.strategy.model[0] == -3
+def test_a_job_of_a_version_that_does_not_exist_is_not_assigned() -> None:
+    c, _ = made("asgd", 2)
+    for version in (-1, 1):
+        with pytest.raises(errors.VersionError, match=f"version {version} does not exist; expected 0 to 0"):
+            c.assign(Job(0, version, ONE), 0.0)
+        assert c.is_idle(0)
+    assert c.assign(Job(0, 0, ONE), 0.0).id == 0

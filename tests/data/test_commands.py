@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aflock.data import commands, mnist, registry
-from aflock.data.fetch import Supply
+from aflock.data import commands, registry
+from aflock.data.datasets import mnist
+from aflock.data.fetching.fetch import Supply
 from aflock.errors import InputError, UnknownName
-from unit.test_data_formats import IDX
+from tests.data.test_formats import IDX
 
 
 @pytest.fixture(autouse=True)

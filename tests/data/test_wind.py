@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from aflock import data
-from aflock.data import climate, haute_borne, partition
-from aflock.data.grids import Grid, rotated, unrotated
-from aflock.data.series import Series, resampled, windows
+from aflock.data import partition
+from aflock.data.datasets import climate, haute_borne
+from aflock.data.datasets.grids import Grid, rotated, unrotated
+from aflock.data.datasets.series import Series, resampled, windows
 from aflock.errors import InputError, ParameterError
-from unit.archives import zipped
+from tests.data.archives import zipped
 
 HOUR, DAY = 60, 24 * 60
 

@@ -123,7 +123,10 @@ def test_bench_refuses_a_place_it_cannot_write_to_before_it_measures(tmp_path: P
 
 @pytest.mark.parametrize("signum", [signal.SIGINT])
 def test_ctrl_c_is_quiet(signum: int) -> None:
-    child = subprocess.Popen([*AFLOCK, "optimum"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [*AFLOCK, "optimum"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signum, signal.SIG_DFL),  # a shell's background job ignores it
+    )  # fmt: skip
     time.sleep(2.0)
     child.send_signal(signum)
     _, errors = child.communicate(timeout=30)
@@ -140,9 +143,9 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 
 def test_rules_with_parameters_of_their_own() -> None:
-    assert cli._rules("ace,fedbuff:buffer=5,lr=0.5,asgd") == ["ace", "fedbuff:buffer=5,lr=0.5", "asgd"]
-    assert cli._rules("fedbuff:buffer=2,fedbuff:buffer=3") == ["fedbuff:buffer=2", "fedbuff:buffer=3"]
+    assert cli.split_rules("ace,fedbuff:buffer=5,lr=0.5,asgd") == ["ace", "fedbuff:buffer=5,lr=0.5", "asgd"]
+    assert cli.split_rules("fedbuff:buffer=2,fedbuff:buffer=3") == ["fedbuff:buffer=2", "fedbuff:buffer=3"]
     with pytest.raises(InputError, match="names a rule twice"):
-        cli._rules("ace,ace")
+        cli.split_rules("ace,ace")
     with pytest.raises(InputError, match="names no rule"):
-        cli._rules(",")
+        cli.split_rules(",")

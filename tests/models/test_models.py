@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -29,16 +28,11 @@ from aflock.errors import (
 )
 from aflock.models.logistic import Logistic
 from aflock.models.mlp import Mlp
+from tests.models.toy_data import Data
 
 Double = npt.NDArray[np.float64]
 
 FEATURES, CLASSES = 6, 4
-
-
-@dataclass(frozen=True)
-class Data:
-    train_x: npt.NDArray[Any]
-    classes: int
 
 
 DATA = Data(np.zeros((1, FEATURES), np.float32), CLASSES)
@@ -290,9 +284,9 @@ def digest(name: str) -> str:
 
 @each_model
 def test_the_same_bits_in_another_process(name: str) -> None:
-    code = f"from unit.test_models import digest; print(digest({name!r}))"
-    tests = os.path.dirname(os.path.dirname(__file__))
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tests, check=True)
+    code = f"from tests.models.test_models import digest; print(digest({name!r}))"
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert result.stdout.strip() == digest(name) == digest(name)
 
 

@@ -13,8 +13,7 @@ from aflock import models, rng
 from aflock.errors import InputError
 from aflock.models.torch_module import TorchModule
 from aflock.models.transformer import locate
-
-from .test_models import Data
+from tests.models.toy_data import Data
 
 DRAWS = np.random.default_rng(0)
 
@@ -59,9 +58,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def texts(count: int = 6) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], ...]:
-    tokens = DRAWS.integers(1, 30, (count, 10))
+    draws = np.random.default_rng(1)
+    tokens = draws.integers(1, 30, (count, 10))
     tokens[:, 7:] = 0  # padding
-    return tokens, DRAWS.integers(0, 3, count)
+    return tokens, draws.integers(0, 3, count)
 
 
 def test_a_transformer_learns_from_its_checkpoint(checkpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""Any nn.Module as a flat vector: gradients, round trips, batch norm's buffers, randomness, and the CNN."""
+"""Any nn.Module as a flat vector: gradients, round trips, randomness, bad input."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,58 +18,22 @@ from torch.nn.utils import parameters_to_vector
 
 from aflock import models, rng
 from aflock.errors import AflockError, CountError, InputError, ParameterError, VectorError
-from aflock.models.cnn import Cnn
 from aflock.models.torch_module import TorchModule
+from tests.models.torch_modules import (
+    CLASSES,
+    FEATURES,
+    Floats,
+    autograd,
+    batch,
+    dropping,
+    gradient,
+    normed,
+    plain,
+    start,
+)
+from tests.models.toy_data import Data
 
-from .test_models import Data
-
-FEATURES, CLASSES = 6, 4
-Floats = npt.NDArray[np.float32]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def batch(count: int, shape: tuple[int, ...] = (FEATURES,), seed: int = 1) -> tuple[Floats, npt.NDArray[np.int64]]:
-    draws = rng.stream(seed, "batch")
-    return draws.standard_normal((count, *shape), dtype=np.float32), draws.integers(0, CLASSES, count)
-
-
-def plain() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, CLASSES))
-
-
-def dropping() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 40), nn.Dropout(0.5), nn.Linear(40, CLASSES))
-
-
-def gradient(model: models.Model, w: Floats, x: Any, y: Any) -> tuple[float, Floats]:
-    out = np.full(model.length, np.nan, np.float32)
-    return model.gradient(w, x, y, out), out
-
-
-def start(model: models.Model, seed: int = 0) -> Floats:
-    return model.init(rng.stream(seed, "init"))
-
-
-def autograd(module: nn.Module, x: Any, y: Any) -> tuple[float, Floats]:
-    """The reference: backward, in a module of its own."""
-    module.zero_grad()
-    loss = functional.cross_entropy(module(torch.tensor(x)), torch.tensor(y))
-    loss.backward()  # type: ignore[no-untyped-call]
-    return float(loss.detach()), torch.cat(
-        [p.grad.flatten() for p in module.parameters() if p.grad is not None]
-    ).numpy()
-
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # --- the hand-written gradients against autograd ---------------------------------------------------------------------
 
@@ -328,163 +290,10 @@ def digest(name: str) -> str:
 
 @pytest.mark.parametrize("name", ["cnn", "dropout"])
 def test_the_same_bits_in_another_process(name: str) -> None:
-    code = f"import torch; torch.rand(7); from unit.test_torch_model import digest; print(digest({name!r}))"
-    tests = os.path.dirname(os.path.dirname(__file__))
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tests, check=True)
+    code = f"import torch; torch.rand(7); from tests.models.test_torch_module import digest; print(digest({name!r}))"
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert result.stdout.strip() == digest(name) == digest(name)
-
-
-# --- buffers ---------------------------------------------------------------------------------------------------------
-
-
-def moved(w: Floats, x: Any) -> tuple[Floats, Floats]:
-    """What batch norm's running mean and variance become after one batch, by its definition (momentum 0.1)."""
-    h = x @ w[: 5 * FEATURES].reshape(5, FEATURES).T + w[5 * FEATURES : 5 * FEATURES + 5]
-    return (0.1 * h.mean(0)).astype(np.float32), (0.9 + 0.1 * h.var(0, ddof=1)).astype(np.float32)
-
-
-def test_refuse() -> None:
-    with pytest.raises(InputError, match=r"has buffers \(1.running_mean, 1.running_var, 1.num_.*'local' or 'average'"):
-        TorchModule(normed)
-    deep = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
-    with pytest.raises(InputError, match=r"num_batches_tracked, \.\.\.\)"):
-        TorchModule(deep)
-
-
-def test_buffers_outside_the_saved_state_are_constants() -> None:
-    module = nn.Linear(FEATURES, CLASSES)
-    module.register_buffer("mask", torch.ones(3), persistent=False)
-    assert TorchModule(module).length == (FEATURES + 1) * CLASSES
-
-
-def test_local_buffers_stay_with_the_client() -> None:
-    model = TorchModule(normed, buffers="local")
-    fresh = model.get_buffers()
-    assert model.length == TorchModule(plain).length + 10
-    assert fresh.tolist() == 5 * [0.0] + 5 * [1.0] + [0.0]
-    w = start(model)
-    kept = {}
-    for client in (0, 1):
-        model.set_buffers(fresh)
-        gradient(model, w, *batch(20, seed=client))
-        kept[client] = model.get_buffers()
-    for client in (0, 1):
-        mean, variance = moved(w, batch(20, seed=client)[0])
-        assert np.allclose(kept[client], [*mean, *variance, 1], atol=1e-6)
-    x, y = batch(50, seed=2)
-    found = []
-    for client in (0, 1):
-        model.set_buffers(kept[client])
-        found.append(model.evaluate(w, x, y).loss)
-        assert np.array_equal(model.get_buffers(), kept[client])
-    assert found[0] != found[1]
-    with pytest.raises(VectorError, match=r"the buffers have the shape \(3,\); expected \(11,\)"):
-        model.set_buffers(np.zeros(3))
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.1, 0.013])
-def test_averaged_buffers_arrive_with_the_step(rate: float) -> None:
-    """x_{k+1} = x_k - rate*g carries what a plain module's batch norm has after the same batches."""
-    model = TorchModule(normed, buffers="average", rate=rate)
-    trained = TorchModule(plain).length + 10
-    assert model.length == trained + 10
-    x = start(model)
-    assert x[trained:].tolist() == 5 * [0.0] + 5 * [1.0]
-    mean, variance = moved(x, batch(20)[0])
-    reference = normed()
-    torch.nn.utils.vector_to_parameters(torch.tensor(x[:trained]), reference.parameters())
-    descent = torch.optim.SGD(reference.parameters(), lr=rate)
-    for k in range(4):
-        a, b = batch(20, seed=1 + k)
-        value, g = gradient(model, x, a, b)
-        assert value == pytest.approx(autograd(reference, a, b)[0], rel=1e-5)
-        descent.step()
-        x -= np.float32(rate) * g
-        if k == 0:
-            assert np.allclose(x[trained:], [*mean, *variance], atol=1e-6)
-        expected = torch.cat([t.flatten() for t in reference.buffers() if t.is_floating_point()])
-        assert np.allclose(x[trained:], expected.numpy(), atol=1e-5)
-    assert model.get_buffers().tolist() == [4.0]  # the count is no float: it stays local
-    reference.eval()
-    a, b = batch(50, seed=9)
-    loss = functional.cross_entropy(reference(torch.tensor(a)), torch.tensor(b))
-    assert model.evaluate(x, a, b).loss == pytest.approx(float(loss.detach()), rel=1e-4)
-
-
-def test_averaged_buffers_depend_on_the_arguments_alone() -> None:
-    model = TorchModule(normed, buffers="average", rate=0.1)
-    w, (x, y) = start(model), batch(20)
-    first = gradient(model, w, x, y)[1]
-    gradient(model, w + np.float32(1), *batch(20, seed=2))
-    assert np.array_equal(gradient(model, w, x, y)[1], first)
-    model.weights[:] = w
-    assert np.array_equal(gradient(model, model.weights, x, y)[1], first)
-    assert np.array_equal(model.weights, w)
-
-
-def test_averaging_models_averages_buffers() -> None:
-    """Two clients, one step each from the same model: the mean of x_1 holds the mean of their running statistics."""
-    model = TorchModule(normed, buffers="average", rate=0.1)
-    w = start(model)
-    ends = [w - np.float32(0.1) * gradient(model, w, *batch(20, seed=client))[1] for client in (0, 1)]
-    mean = np.mean(ends, axis=0)
-    statistics = [np.concatenate(moved(w, batch(20, seed=client)[0])) for client in (0, 1)]
-    assert np.allclose(mean[-10:], np.mean(statistics, axis=0), atol=1e-6)
-
-
-def test_settle_brings_buffers_to_a_rule_with_steps_of_its_own() -> None:
-    model = TorchModule(normed, buffers="average", rate=0.1)
-    w = start(model)
-    gradient(model, w, *batch(20))
-    x = w.copy()
-    model.settle(x)
-    assert np.array_equal(x[:-10], w[:-10])
-    assert np.allclose(x[-10:], np.concatenate(moved(w, batch(20)[0])), atol=1e-6)
-
-
-class Rebinding(nn.Module):
-    """Replaces its buffer by another tensor instead of moving it in place."""
-
-    mean: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(FEATURES, CLASSES)
-        self.register_buffer("mean", torch.zeros(FEATURES))
-
-    def forward(self, x: Tensor) -> Any:
-        if self.training:
-            self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
-        return self.last(x - self.mean)
-
-
-def test_buffers_that_are_replaced() -> None:
-    x, y = batch(8)
-    model = TorchModule(Rebinding, buffers="average", rate=0.5)
-    w = start(model)
-    _, out = gradient(model, w, x, y)
-    assert np.allclose((w - np.float32(0.5) * out)[-FEATURES:], 0.5 * x.mean(0), atol=1e-6)
-    assert np.array_equal(gradient(model, w, x, y)[1], out)
-
-    local = TorchModule(Rebinding, buffers="local")
-    gradient(local, w[:-FEATURES].copy(), x, y)
-    assert np.allclose(local.get_buffers(), 0.5 * x.mean(0), atol=1e-6)
-    local.set_buffers(np.arange(6.0))
-    assert local.get_buffers().tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_an_error_leaves_the_buffers_as_they_were() -> None:
-    model = TorchModule(normed, buffers="average", rate=0.1)
-    w, (x, y) = start(model), batch(20)
-    model.weights[:] = w
-    with pytest.raises(InputError, match="a label is 4"):  # the first batch: only the outputs tell how many classes
-        model.gradient(model.weights, x, np.full_like(y, 4), np.empty_like(w))
-    assert np.array_equal(model.weights, w)
-    local = TorchModule(normed, buffers="local", classes=CLASSES)
-    before = local.get_buffers()
-    with pytest.raises(InputError, match="a label is 4"):
-        local.gradient(w[:-10].copy(), x, np.full_like(y, 4), np.empty(local.length, np.float32))
-    assert np.array_equal(local.get_buffers(), before)
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -552,46 +361,3 @@ def test_a_loss_that_is_no_number() -> None:
     model = TorchModule(plain, loss=lambda z, y: z)
     with pytest.raises(InputError, match="the loss function gave 20 numbers; expected one"):
         gradient(model, start(model), X, Y)
-
-
-# --- the CNN ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_cnn_has_the_paper_s_size() -> None:
-    for shape in ((28, 28, 1), (28, 28), (784,)):
-        assert models.create("cnn", Data(np.zeros((1, *shape), np.float32), 10)).length == 1_663_370
-    assert models.create("cnn", Data(np.zeros((1, 32, 32, 3), np.float32), 10)).length == 2_156_490
-
-
-@pytest.mark.parametrize("shape", [(27,), (3, 32, 32), (5,), (2, 2, 2, 2)])
-def test_no_images(shape: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match=r"an example has the shape .*; cnn expects images of at least 4x4"):
-        models.create("cnn", Data(np.zeros((1, *shape), np.float32), 10))
-
-
-def test_the_cnn_is_the_plain_network() -> None:
-    """Channels first, ReLU before pooling, flattened channels first: the same function of the same weights."""
-    model = models.create("cnn", Data(np.zeros((1, 8, 12, 2), np.float32), CLASSES))
-    assert isinstance(model, TorchModule)
-    assert isinstance(model.module, Cnn)
-    w = start(model)
-    x, y = batch(4, (8, 12, 2))
-    value, out = gradient(model, w, x, y)
-    net = model.module
-    weights = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
-    h = torch.tensor(x).permute(0, 3, 1, 2).contiguous()
-    for name in ("conv1", "conv2"):
-        h = functional.conv2d(h, weights[f"{name}.weight"], weights[f"{name}.bias"], padding=2)
-        h = functional.max_pool2d(functional.relu(h), 2)
-    dense = weights["dense1.weight"].reshape(512, 2, 3, 64).permute(0, 3, 1, 2).reshape(512, -1)
-    h = functional.relu(h.flatten(1) @ dense.T + weights["dense1.bias"])
-    loss = functional.cross_entropy(h @ weights["dense2.weight"].T + weights["dense2.bias"], torch.tensor(y))
-    assert value == pytest.approx(float(loss.detach()), rel=1e-5)
-    slopes = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
-    at = 0
-    for name, p in net.named_parameters():
-        slope = torch.as_strided(torch.tensor(out), p.shape, p.stride(), at)
-        assert torch.allclose(slope, slopes[name], rtol=1e-4, atol=1e-6), name
-        at += p.numel()
-    assert at == model.length
-    assert model.evaluate(w, x.reshape(4, -1), y).loss == pytest.approx(value, rel=1e-5)

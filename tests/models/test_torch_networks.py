@@ -6,7 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,8 +22,7 @@ from aflock import models, rng
 from aflock.errors import InputError, ParameterError, VectorError
 from aflock.models.lstm import squared_error
 from aflock.models.torch_module import TorchModule
-
-from .test_models import Data
+from tests.models.toy_data import Data
 
 Floats = npt.NDArray[np.float32]
 Weights = dict[str, Tensor]
@@ -38,15 +37,8 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 """Of each network one that is quick: the shape of its examples, its parameters."""
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 each = pytest.mark.parametrize("name", SMALL)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def create(name: str, shape: tuple[int, ...], classes: int = CLASSES, **params: Any) -> TorchModule:
@@ -235,9 +227,9 @@ def digest(name: str) -> str:
 
 
 def test_the_same_bits_in_every_model_and_every_process() -> None:
-    code = "import torch; torch.rand(7); from unit.test_torch_networks import *; print(*map(digest, SMALL))"
-    tests = os.path.dirname(os.path.dirname(__file__))
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tests, check=True)
+    code = "import torch; torch.rand(7); from tests.models.test_torch_networks import *; print(*map(digest, SMALL))"
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
     assert result.stdout.split() == list(map(digest, SMALL)) == list(map(digest, SMALL))
 
 

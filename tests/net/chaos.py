@@ -23,6 +23,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import sys
@@ -37,12 +38,13 @@ from pathlib import Path
 from typing import Any
 
 from aflock import config
-from aflock.net import members, segment
-
-from . import chaos_actors as actors
-from .chaos_actors import CLIENTS, Log, Role
-from .chaos_checks import Numbers, check, check_memories
-from .chaos_proxy import Proxy
+from aflock.net.identity import members
+from aflock.net.storage import segment
+from aflock.net.storage.journal import Journal
+from tests.net import chaos_actors as actors
+from tests.net.chaos_actors import CLIENTS, Log, Role
+from tests.net.chaos_checks import Numbers, check, check_memories
+from tests.net.chaos_proxy import Proxy
 
 READY_SECONDS, CALM_SECONDS = 60.0, 120.0
 LIVES = (*[(0.05, 1.5)] * 6, (1.5, 4.0))
@@ -364,7 +366,7 @@ def _tear(folder: Path, draws: random.Random) -> bool:
         for _ in last.records(0):
             pass
         batch = [segment.entry(b'{"k":"end","t":0,"why":"torn"}', draws.randbytes(1000))] * draws.randint(1, 3)
-        frames = b"".join(bytes(part) for part in segment._frames(batch, last.next, last.mark))
+        frames = _written(path, last, batch)
         first = len(frames) // len(batch)
         with path.open("r+b") as file:
             file.seek(last.end)
@@ -372,6 +374,18 @@ def _tear(folder: Path, draws: random.Random) -> bool:
     finally:
         last.close()
     return True
+
+
+def _written(path: Path, last: segment.Segment, batch: list[segment.JournalEntry]) -> bytes:
+    """What a journal writes behind the last whole record of that segment: it does so to a copy."""
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name) / path.name
+        shutil.copyfile(path, copy)
+        with Journal(Path(name), segment_bytes=1 << 40) as journal:
+            for _ in journal.recover(last.first - 1):
+                pass
+            journal.write(batch)
+        return copy.read_bytes()[last.end :]
 
 
 def _free_port(draws: random.Random) -> int:

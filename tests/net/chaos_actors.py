@@ -21,15 +21,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import uvicorn  # noqa: F401  (imported by the server when it starts)
 import uvloop  # noqa: F401
 
 from aflock import cli, local, strategies
 from aflock.local import Memory, Task, Trained
-from aflock.net import http, replay, serve, store, transport  # noqa: F401
-from aflock.net.client import Client
-from aflock.net.keep import Parcel
-from aflock.net.transport import Answer, Session
+from aflock.net.client import session as transport
+from aflock.net.client.client import Client
+from aflock.net.client.session import Answer, Session
+from aflock.net.client.state import EncodedUpdate
+from aflock.net.storage import data_folder as store
 from aflock.types import Job
 
 CLIENTS = 8
@@ -59,11 +59,11 @@ class Log:
         os.ftruncate(self._file, whole)
         os.lseek(self._file, whole, os.SEEK_SET)
 
-    def add(self, parcel: Parcel, answer: Answer) -> None:
+    def add(self, update: EncodedUpdate, answer: Answer) -> None:
         """One more."""
-        sha256 = hashlib.sha256(b"".join(bytes(vector) for vector in parcel.vectors.values())).hexdigest()
+        sha256 = hashlib.sha256(b"".join(bytes(vector) for vector in update.vectors.values())).hexdigest()
         receipt = answer.receipt
-        said = Acknowledged(self._client, parcel.job, receipt.outcome, receipt.staleness, answer.version, sha256)
+        said = Acknowledged(self._client, update.job, receipt.outcome, receipt.staleness, answer.version, sha256)
         os.write(self._file, json.dumps(asdict(said)).encode() + b"\n")
         os.fsync(self._file)
 
@@ -114,9 +114,9 @@ def take_part(url: str, role: Role, jobs: int | None) -> None:
     _settle_in(role.output)
     log, push = Log(Path(role.log), role.name), Session.push
 
-    async def logged(session: Session, parcel: Parcel, *, next: bool = False) -> Answer:
-        answer = await push(session, parcel, next=next)
-        log.add(parcel, answer)
+    async def logged(session: Session, update: EncodedUpdate, *, next: bool = False) -> Answer:
+        answer = await push(session, update, next=next)
+        log.add(update, answer)
         return answer
 
     def hasty(pause: float) -> float:

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 
 from aflock import state
-from aflock.net import weights
-from aflock.net.federation import Federation
-from aflock.net.journal import Journal
-from aflock.net.refusals import Refused
-from aflock.net.replay import replay
-from aflock.net.settings import Settings
-from aflock.net.store import snapshots
+from aflock.net.commands.replay import replay
+from aflock.net.federation.federation import Federation
+from aflock.net.protocol.refusals import Refused
+from aflock.net.server.settings import Settings
+from aflock.net.storage import model_file as weights
+from aflock.net.storage.data_folder import snapshots
+from aflock.net.storage.journal import Journal
 from aflock.types import State
-
-from .chaos_actors import Acknowledged
+from tests.net.chaos_actors import Acknowledged
 
 Line = dict[str, Any]
 
@@ -66,7 +65,7 @@ def check_memories(folder: Path, memories: Iterable[Path]) -> None:
     federation = _loaded(folder)
     total: Any = federation.strategy.total  # type: ignore[attr-defined]
     told = [state.load(memory / "memory.safetensors")["memory"]["told gradient"] for memory in memories]
-    assert len(told) == len(federation.seats)
+    assert len(told) == len(federation.clients)
     np.testing.assert_allclose(total, np.sum(told, axis=0), rtol=0, atol=1e-6 * float(np.abs(told).max()))
 
 
@@ -147,7 +146,7 @@ def _check_tidiness(folder: Path, *, archive: bool) -> None:
 
 def _federation(folder: Path) -> Federation:
     settings = Settings.read(folder / "federation.toml")
-    return Federation(settings, settings.start().w0)
+    return settings.federation(settings.start().w0)
 
 
 def _loaded(folder: Path, snapshot: int = 0) -> Federation:

@@ -13,6 +13,7 @@ first one was. What the server prints and logs is in `folder/../NAME.out` and `N
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -33,7 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aflock import config
-from aflock.net import members, tls, wire
+from aflock.net.identity import members, tls
+from aflock.net.protocol import wire
 
 Document = Mapping[str, Mapping[str, Any]]
 Answered = tuple[int, dict[str, str], bytes]
@@ -129,17 +131,18 @@ def start(
     largest_file: int | None = None,
     port: int = 0,
     context: ssl.SSLContext | None = None,
+    program: Sequence[str] = ("-m", "aflock"),
 ) -> Server:
     """Starts a server and waits until it is ready; `NotStarted` if it ends instead.
 
     `changes` are "section.key=value"; `options` go to the command line as they are; `largest_file` is a limit on the
     size of files (a full disk, as far as the server can tell), to be lifted with `resource.prlimit`; `context` is how
-    to talk to a server with certificates from elsewhere, or that asks for one.
+    to talk to a server with certificates from elsewhere, or that asks for one; `program` is what Python runs.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = folder.with_name(f"{folder.name}.toml")
     file.write_text(config.text({key: dict(values) for key, values in document.items()}), encoding="utf-8")
-    command = [sys.executable, "-m", "aflock", "serve", str(file), "--data-dir", str(folder), "--log-level", level]
+    command = [sys.executable, *program, "serve", str(file), "--data-dir", str(folder), "--log-level", level]
     command += [f"--set={change}" for change in (f"server.port={port}", *changes)]
     command += [*([] if tls else ["--http"]), *options]
     with output(folder, "out").open("ab") as out, output(folder, "err").open("ab") as err:
@@ -171,6 +174,10 @@ def running(folder: Path, document: Document = SMALL, *, orderly: bool = True, *
                 server.stop()
         finally:
             server.kill()
+
+
+served = functools.partial(running, orderly=False)
+"""`running` for tests that do not need an orderly end: the server is killed, which is quicker."""
 
 
 def invite(folder: Path, name: str, *, again: bool = False) -> str:

@@ -18,12 +18,12 @@ from typing import Any
 
 from aflock import rng
 from aflock.local import Memory
-from aflock.net.refusals import Refused
-from aflock.net.transport import Pulled, Session
+from aflock.net.client.session import Pulled, Session
+from aflock.net.protocol.refusals import Refused
 from aflock.sim.experiment import Experiment
 from aflock.sim.parts import assemble
 from aflock.sim.workshop import Workshop
-from aflock.threads import one_thread
+from aflock.system.threads import one_thread
 
 ENDED = 410
 LONGEST_WORK = 0.03

@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 
 from aflock import cli, strategies
-from aflock.net import weights
-from aflock.net.replay import replay as replay_journal
+from aflock.net.commands.replay import replay as replay_journal
+from aflock.net.storage import model_file as weights
 from aflock.sim import replay
 from aflock.sim.experiment import Experiment
 from aflock.sim.simulation import Simulation
-from contract.cases import Case
-from net import server
-from net.sim_client import Errand
+from tests.contract.cases import Case
+from tests.net import real_server as server
+from tests.net.sim_client import Errand
 
 CLIENTS = 8
 UPLOADS = 56

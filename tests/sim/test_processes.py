@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from aflock.sim.desk import Desk, Full
 from aflock.sim.experiment import Experiment
 from aflock.sim.processes import Processes, WorkerDied
 from aflock.sim.simulation import Simulation
-from aflock.sim.worker import Failed, Task, _work
+from aflock.sim.worker import Failed, WorkerTask, work
 
 SMALL = [
     "data.name=synthetic",
@@ -44,6 +45,11 @@ def sha(chosen: Experiment, workers: int, **options: Any) -> str:
     with Simulation(chosen, workers=workers, **options) as simulation:
         simulation.run()
         return simulation.result().model_sha256
+
+
+def workers() -> list[int]:
+    """The process numbers of the workers that this process has started."""
+    return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
 
 
 def alive(pid: int) -> bool:
@@ -71,9 +77,8 @@ def test_workers_killed_with_sigkill_cost_only_time() -> None:
     killed: list[int] = []
 
     def kill(simulation: Simulation) -> None:
-        assert isinstance(simulation.executor, Processes)
-        if simulation.engine.tally.uploads % 15 == 0:
-            pid = simulation.executor.pids()[len(killed) % 2]
+        if simulation.engine.tally.updates % 15 == 0:
+            pid = next(pid for pid in workers() if pid not in killed)
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
 
@@ -84,12 +89,11 @@ def test_workers_killed_with_sigkill_cost_only_time() -> None:
 
 def test_a_job_that_ends_every_worker_ends_the_run() -> None:
     with Simulation(experiment(), workers=1) as simulation:
-        executor, over = simulation.executor, threading.Event()
-        assert isinstance(executor, Processes)
+        over = threading.Event()
 
         def hunt() -> None:
             while not over.is_set():
-                for pid in executor.pids():
+                for pid in workers():
                     os.kill(pid, signal.SIGKILL)
                 time.sleep(0.02)
 
@@ -107,7 +111,7 @@ def test_close_leaves_nothing_behind() -> None:
     with Simulation(experiment(), workers=2) as simulation:
         executor = simulation.executor
         assert isinstance(executor, Processes)
-        pids, folder = executor.pids(), executor._folder
+        pids, folder = workers(), executor.folder
         simulation.run()
         assert folder.is_dir()
     assert not folder.exists()
@@ -119,13 +123,14 @@ def test_workers_go_when_the_run_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(
         textwrap.dedent(f"""
+        from multiprocessing import active_children
         from aflock.sim.experiment import Experiment
         from aflock.sim.simulation import Simulation
         if __name__ == "__main__":
             chosen = Experiment.build({{}}, {SMALL!r} + ["budget.uploads=100000000"])
             with Simulation(chosen, workers=2) as simulation:
-                print(*simulation.executor.pids(), simulation.executor._folder, flush=True)
-                simulation.run(lambda: simulation.engine.tally.uploads == 10 and bool(print("on", flush=True)))
+                print(*(worker.pid for worker in active_children()), simulation.executor.folder, flush=True)
+                simulation.run(lambda: simulation.engine.tally.updates == 10 and bool(print("on", flush=True)))
         """)
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
@@ -146,7 +151,7 @@ def test_a_desk_that_is_too_small_is_replaced() -> None:
     chosen = experiment("strategy.name=masfl")
     with Simulation(chosen, workers=1) as simulation:
         assert isinstance(simulation.executor, Processes)
-        simulation.executor._size = 128
+        simulation.executor.desk_bytes = 128
         simulation.run()
         assert simulation.result().model_sha256 == sha(chosen, 0)
 
@@ -155,9 +160,10 @@ def test_what_is_not_known_to_a_worker_is_said_in_one_sentence() -> None:
     """A worker builds the experiment on its own: here from a file that has gone."""
     chosen = experiment()
     chosen.sections["data"] = type(chosen.section("data"))("nowhere", {})
-    executor = Processes(chosen, Simulation(experiment()).workshop, 1)
+    simulation = Simulation(experiment())
+    simulation.engine.executor = executor = Processes(chosen, simulation.workshop, 1)
     with pytest.raises(WorkerDied, match=r"a worker cannot build the experiment: .*nowhere"):
-        executor._hear(None)
+        simulation.run()
     executor.close()
 
 
@@ -173,20 +179,20 @@ class Broken:
     error: Exception = ZeroDivisionError("by zero")
 
 
-def task(path: Path) -> tuple[Task, dict[int, Desk]]:
+def task(path: Path) -> tuple[WorkerTask, dict[int, Desk]]:
     desk = Desk(path, 4096, create=True)
     places, free = desk.write({"model": np.arange(4, dtype=np.float32)})
-    return Task(0, str(path), 4096, 3, 7, False, 1, 0, 1, 0.0, places[0], [], [], free), {}
+    return WorkerTask(0, str(path), 4096, 3, 7, False, 1, 0, 1, 0.0, places[0], [], [], free), {}
 
 
 def test_an_error_in_a_worker_reaches_the_run(tmp_path: Path) -> None:
     made, desks = task(tmp_path / "desk")
-    found = _work(Broken(), desks, made)  # type: ignore[arg-type]
+    found = work(Broken(), desks, made)  # type: ignore[arg-type]
     assert isinstance(found, Failed)
     assert str(found.error) == "ZeroDivisionError while client 3 was trained: by zero"
     known = Broken()
     known.error = AflockError("plain words")
-    found = _work(known, desks, made)  # type: ignore[arg-type]
+    found = work(known, desks, made)  # type: ignore[arg-type]
     assert isinstance(found, Failed)
     assert str(found.error) == "plain words"
 

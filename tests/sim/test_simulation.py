@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aflock import recorder, runs, state, strategies
+from aflock import state, strategies
 from aflock.errors import InputError, ParameterError, StateError
 from aflock.events import Event
+from aflock.runs import recorder
+from aflock.runs import running as runs
 from aflock.sim import replay
 from aflock.sim.engine import Stalled
 from aflock.sim.experiment import ConfigError, Experiment, explain
@@ -345,7 +347,7 @@ def test_clients_that_are_away_get_no_job() -> None:
         if event.kind in ("away", "back"):
             (away.add if event.kind == "away" else away.discard)(event.client)
         assert not (event.kind == "pull" and event.client in away)
-    assert sum(e.kind == "arrival" for e in events) == s.engine.tally.uploads == 300
+    assert sum(e.kind == "arrival" for e in events) == s.engine.tally.updates == 300
     nights = [e.time for e in events if e.kind == "away" and e.client == 0]
     assert np.diff(nights) == pytest.approx(6.0)
 
@@ -354,7 +356,7 @@ def test_going_on_while_clients_are_away(tmp_path: Path) -> None:
     chosen = experiment("fleet.on=2", "fleet.off=2", "fleet.rhythm=regular", "clock.concurrency=4")
     whole, half = Simulation(chosen), Simulation(chosen)
     whole.run()
-    half.run(lambda: half.engine.tally.uploads >= 50)
+    half.run(lambda: half.engine.tally.updates >= 50)
     state.save(tmp_path / "s", half.state_dict())
     rest = Simulation(chosen)
     rest.load_state_dict(state.load(tmp_path / "s"))

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aflock import models, runs, strategies
-from aflock.coordinator import Coordinator
+from aflock import models, strategies
+from aflock.coordination.coordinator import Coordinator
 from aflock.errors import InputError, ParameterError, StateError
 from aflock.events import Event
-from aflock.files import to_json
+from aflock.runs import running as runs
 from aflock.sim import replay
 from aflock.sim.engine import Diverged, Stalled
 from aflock.sim.experiment import ConfigError, explain
 from aflock.sim.simulation import Simulation
-
-from .test_simulation import SMALL, experiment, simulated
+from aflock.system.files import to_json
+from tests.sim.test_simulation import SMALL, experiment, simulated
 
 
 def replayed(*changes: str, rule: str | None = None) -> tuple[str, str]:
@@ -38,7 +39,10 @@ def replayed(*changes: str, rule: str | None = None) -> tuple[str, str]:
     whole = Simulation(chosen, on_event=note)
     whole.run()
     again = Simulation(chosen if rule is None else chosen.variant(rule, 0))
-    replay.replay(again, [replay._event(line) for line in lines])
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        trace.write_text("".join(f"{to_json(line)}\n" for line in lines))
+        replay.replay(again, replay.read(trace))
     return whole.result().model_sha256, again.result().model_sha256
 
 
@@ -274,9 +278,13 @@ def test_early_stopping_on_examples_a_client_does_not_train_on() -> None:
     ]  # fmt: skip
     plain, early = simulated(*changes), simulated(*changes, "training.validation=0.25")
     assert early.result().gradient_evaluations < 0.5 * plain.result().gradient_evaluations
-    shelf = early.workshop._shelf(0)
-    assert (
-        shelf.size
-        == early.workshop.examples(0)
-        == len(early.partition.indices[0]) - round(0.25 * len(early.partition.indices[0]))
-    )
+    held = len(early.partition.indices[0])
+    assert early.workshop.examples(0) == held - round(0.25 * held)
+
+
+@pytest.mark.parametrize("protocol", ["events", "ticks"])
+def test_what_is_due_when_the_time_is_over_does_not_happen(protocol: str) -> None:
+    """Eight clients, a job takes 1: updates arrive at 1 and 2, and those of 3 come too late."""
+    delays = ["delays.name=constant", "delays.value=1", f"clock.protocol={protocol}"]
+    s = simulated(*delays, "budget.time=3", "budget.uploads=1000", "clock.concurrency=8")
+    assert (s.engine.tally.updates, s.engine.clock.now) == (16, 3.0)

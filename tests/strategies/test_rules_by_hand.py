@@ -107,6 +107,19 @@ def test_ca2fl() -> None:
     assert w(s) == 15.5 + 5
 
 
+def test_ca2fl_forgets_what_a_client_has_sent_that_leaves_before_the_step() -> None:
+    """n 2, m 2. Client 0 brings 4 and leaves, client 1 brings 2: w = 3; h_1 = 2, n is 1. Round 2: client 1 brings 2
+    twice: acc = 0: w += h_1."""
+    s = begin("ca2fl", 2, buffer=2, lr=1.0)
+    send(s, 0, 4.0)
+    s.leave(0)
+    send(s, 1, 2.0)
+    assert w(s) == 3
+    send(s, 1, 2.0)
+    send(s, 1, 2.0)
+    assert w(s) == 3 + 2
+
+
 @pytest.mark.parametrize("memory", ["server", "client"])
 def test_ace(memory: str) -> None:
     """lr 1; first 1 and 3: w1 = -2. Client 0 brings 5: mean 4, w = -6."""
@@ -333,7 +346,7 @@ def test_a_last_partial_buffer_is_not_dropped(name: str) -> None:
 
 def test_the_demo_table_is_not_hard_coded() -> None:
     """Every registered rule is in it because it was run, with fewer arrivals it says something else."""
-    from aflock import optimum
+    from aflock.showcase import optimum
 
     short = optimum.run("ace", arrivals=200)
     long = optimum.run("ace", arrivals=2000)

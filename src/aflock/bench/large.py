@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import threads
-from ..sim.engine import Budget
+from ..coordination.budget import Budget
 from ..sim.experiment import Experiment
 from ..sim.simulation import Simulation
+from ..system import threads
 from .turns import Contestant, ratio, take_turns
 
 
@@ -61,7 +61,7 @@ class _Run(Contestant):
 
     def _work(self, prepared: Any) -> None:
         engine = self._simulation.engine
-        engine.budget = Budget(uploads=engine.tally.uploads + self._updates)
+        engine.budget = Budget(uploads=engine.tally.updates + self._updates)
         engine.run()
 
 

@@ -19,7 +19,7 @@ Following = Callable[[int, Headers], "list[bytes | memoryview] | None"]
 
 
 @dataclass
-class Tally:
+class LoadTally:
     """What came back."""
 
     answers: int = 0
@@ -31,7 +31,7 @@ class Tally:
 class Caller(asyncio.Protocol):
     """One connection: sends a request, waits for the whole answer, and asks what to send next."""
 
-    def __init__(self, following: Following, tally: Tally) -> None:
+    def __init__(self, following: Following, tally: LoadTally) -> None:
         self._following, self._tally = following, tally
         self._head = b""
         self._missing = -1
@@ -86,9 +86,9 @@ class Caller(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def call(port: int, callers: list[Following]) -> Tally:
+async def call(port: int, callers: list[Following]) -> LoadTally:
     """All callers at once, to their ends."""
-    tally, loop, made = Tally(), asyncio.get_running_loop(), []
+    tally, loop, made = LoadTally(), asyncio.get_running_loop(), []
     for following in callers:
         _, protocol = await loop.create_connection(partial(Caller, following, tally), "127.0.0.1", port)
         made.append(protocol)

@@ -1,8 +1,10 @@
-"""What the network server costs: against a bare ASGI endpoint that only reads the body, in turns, in one run.
+"""What the network server costs: against two bare endpoints that only read the body, in turns, in one run.
 
-Server and clients share the machine's cores; both servers are uvicorn on the same loop, without TLS, on loopback. An
-update is one request: its body goes up; the receipt and the next job come down, with the model if there is a newer one
-than the client has. It is answered when it is on disk.
+One is an ASGI application (uvicorn), the other a bare asyncio protocol (endpoint.py), the least that HTTP costs here.
+Server and clients share the machine's cores; all servers run on the same loop, without TLS, on loopback. An update is
+one request: its body goes up; the receipt and the next job come down, with the model if there is a newer one than the
+client has. It is answered when it is on disk. Beside the updates per second stands the CPU time the server took for
+each, in all of its threads: it varies less where others use the machine, too.
 
 Memory is the server's peak, less that of a server with a tiny model, what the rule keeps and the current model: what
 is left are bodies on their way, and models that became old ones while they were being sent.
@@ -26,7 +28,9 @@ from typing import Any
 import numpy as np
 
 from .. import strategies
-from .load import Following, Headers, Tally, call
+from ..system.files import write_whole
+from ..system.optional import need
+from .load import Following, Headers, LoadTally, call
 from .turns import Progress, aims, judged, machine
 
 ROUNDS = 5
@@ -43,7 +47,7 @@ SIZES = ((7_850, 64, 3.0), (1_200_000, 8, 4.0), (11_250_000, 4, 6.0))
 @contextmanager
 def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
     """A durable federation: its port, the clients' tokens and its process."""
-    from ..net import members
+    from ..net.identity import members
 
     with tempfile.TemporaryDirectory(prefix="aflock-bench-", dir=_roomy()) as place:
         folder = Path(place)
@@ -51,7 +55,7 @@ def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
             f'[strategy]\nname = "fedbuff"\nbuffer = 10\n[model]\nname = "vector"\nlength = {length}\n'
             f"[federation]\nclients = 1\n[server]\nport = 0\nrate = 1e6\nlease = 3600\n"
         )
-        (folder / "federation.toml.in").write_text(document)
+        write_whole(folder / "federation.toml.in", document)
         tokens = [members.invite(folder, f"c{k}") for k in range(clients)]
         command = ["-m", "aflock", "serve", str(folder / "federation.toml.in"), "--data-dir", place, "--http"]
         with _process([*command, "--log-level", "warning"]) as process:
@@ -60,12 +64,12 @@ def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
 
 
 @contextmanager
-def _bare() -> Iterator[int]:
-    """The yardstick."""
+def _bare(kind: str) -> Iterator[tuple[int, int]]:
+    """A yardstick: its port and its process."""
     with tempfile.TemporaryDirectory(prefix="aflock-bench-") as place:
         file = Path(place) / "address.json"
-        with _process(["-m", "aflock.bench.endpoint", str(file)]) as process:
-            yield _port(file, process)
+        with _process(["-m", "aflock.bench.endpoint", str(file), kind]) as process:
+            yield _port(file, process), process.pid
 
 
 @contextmanager
@@ -135,10 +139,10 @@ def _poster(body: memoryview, until: Callable[[], bool]) -> Following:
     return lambda status, headers: None if until() else [head, body]
 
 
-def _round(port: int, made: Callable[[Callable[[], bool]], list[Following]], seconds: float) -> tuple[Tally, float]:
+def _round(port: int, made: Callable[[Callable[[], bool]], list[Following]], seconds: float) -> tuple[LoadTally, float]:
     """So many seconds of load; what came back, and how long it took."""
     begun = time.perf_counter()
-    tally: Tally = _run(call(port, made(lambda: time.perf_counter() - begun > seconds)))
+    tally: LoadTally = _run(call(port, made(lambda: time.perf_counter() - begun > seconds)))
     return tally, time.perf_counter() - begun
 
 
@@ -152,33 +156,62 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 # --- measurements ----------------------------------------------------------------------------------------------------
 
 
+class _Rounds:
+    """Requests per second and CPU seconds per request of one server, round by round."""
+
+    def __init__(self, port: int, pid: int, made: Callable[[Callable[[], bool]], list[Following]], extra: int) -> None:
+        """`extra` requests of a round are not counted: they do not carry a body."""
+        self._port, self.pid, self._made, self._extra = port, pid, made, extra
+        self.rates: list[float] = []
+        self.cpu: list[float] = []
+
+    def round(self, seconds: float) -> None:
+        """So many seconds of load."""
+        before = _cpu(self.pid)
+        tally, took = _round(self._port, self._made, seconds)
+        if tally.refused:
+            raise RuntimeError(f"{tally.refused} requests were refused: {tally.statuses}")
+        count = max(1, tally.answers - self._extra)
+        self.rates.append(count / took)
+        self.cpu.append((_cpu(self.pid) - before) / count)
+
+
 def _throughput(length: int, clients: int, seconds: float, rounds: int, base: int) -> dict[str, Any]:
-    body = np.full(length, 1e-6, np.float32).view(np.uint8).data
-    ours: list[float] = []
-    plain: list[float] = []
-    with _server(length, clients) as (port, tokens, pid), _bare() as other:
-        for _ in range(rounds):
-            tally, took = _round(other, lambda until: [_poster(body, until) for _ in range(clients)], seconds)
-            plain.append(tally.answers / took)
-            tally, took = _round(port, lambda until: [_client(t, body, until) for t in tokens], seconds)
-            ours.append((tally.answers - 2 * clients) / took)
-            if tally.refused:
-                raise RuntimeError(f"{tally.refused} requests were refused: {tally.statuses}")
-        peak = _memory(pid, "VmHWM")
-    quotients = [a / b for a, b in zip(ours, plain, strict=True)]
     size = 4 * length
+    body = np.full(length, 1e-6, np.float32).view(np.uint8).data
+
+    def posters(until: Callable[[], bool]) -> list[Following]:
+        return [_poster(body, until) for _ in range(clients)]
+
+    with _server(length, clients) as (port, tokens, pid), _bare("asgi") as asgi, _bare("protocol") as protocol:
+        ours = _Rounds(port, pid, lambda until: [_client(t, body, until) for t in tokens], 2 * clients)
+        plain, least = _Rounds(*asgi, posters, 0), _Rounds(*protocol, posters, 0)
+        for _ in range(rounds):
+            for each in (plain, least, ours):
+                each.round(seconds)
+        peak = _memory(pid, "VmHWM")
+    quotients = [a / b for a, b in zip(ours.rates, plain.rates, strict=True)]
+    harder = [a / b for a, b in zip(ours.rates, least.rates, strict=True)]
     return {
         "bytes": size,
         "clients": clients,
-        "updates_per_s": float(np.median(ours)),
-        "updates_per_s_least": min(ours),
-        "updates_per_s_most": max(ours),
-        "bare_per_s": float(np.median(plain)),
-        "mb_per_s": float(np.median(ours)) * size / 1e6,
-        "bare_mb_per_s": float(np.median(plain)) * size / 1e6,
+        "updates_per_s": float(np.median(ours.rates)),
+        "updates_per_s_least": min(ours.rates),
+        "updates_per_s_most": max(ours.rates),
+        "bare_per_s": float(np.median(plain.rates)),
+        "protocol_per_s": float(np.median(least.rates)),
+        "mb_per_s": float(np.median(ours.rates)) * size / 1e6,
+        "bare_mb_per_s": float(np.median(plain.rates)) * size / 1e6,
+        "protocol_mb_per_s": float(np.median(least.rates)) * size / 1e6,
         "ratio": float(np.median(quotients)),
         "least": min(quotients),
         "most": max(quotients),
+        "of_protocol": float(np.median(harder)),
+        "cpu_us": {
+            "aflock": float(np.median(ours.cpu)) * 1e6,
+            "asgi": float(np.median(plain.cpu)) * 1e6,
+            "protocol": float(np.median(least.cpu)) * 1e6,
+        },
         "bodies_in_memory": (peak - base - _kept(length)) / size,
         "peak_mb": peak / 1e6,
     }
@@ -236,6 +269,7 @@ def _cpu(pid: int) -> float:
 
 def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
     """The whole measurement; `quick` shrinks it to a look and says so in the report."""
+    need("uvicorn", extra="dev", what="a yardstick of this benchmark")
     rounds = 2 if quick else ROUNDS
     report: dict[str, Any] = {"quick": quick, "machine": machine(), "sizes": []}
     base = _base()
@@ -251,7 +285,8 @@ def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> d
 def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for size in report["sizes"]:
-        rows.append((f"{size['bytes']:,} bytes, times bare", size["ratio"], ">=", 0.5))
+        aim = 0.7 if size["bytes"] > _LARGE else 0.5
+        rows.append((f"{size['bytes']:,} bytes, times bare ASGI", size["ratio"], ">=", aim))
     rows.append(("31 kB updates/s", report["sizes"][0]["updates_per_s"], ">=", 5_000))
     rows.append((f"{report['idle']['clients']} idle clients, share of a core", report["idle"]["share"], "<=", 0.05))
     if len(report["sizes"]) > 2:  # where a body is far more than what else varies
@@ -267,14 +302,18 @@ def table(report: dict[str, Any]) -> str:
         f"loopback, clients and server on the same {now['cores']} cores; load {now['load']:.2f} before, "
         f"{now['load_after']:.2f} after{quick}",
         "",
-        f"{'update, bytes':>14}{'clients':>9}{'updates/s':>12}{'MB/s':>9}{'bare, MB/s':>12}   of bare (least - most)"
-        "   bodies in memory",
+        f"{'':>53}times bare ASGI   times bare  server CPU per request, us   bodies",
+        f"{'update, bytes':>14}{'clients':>9}{'updates/s':>11}{'MB/s':>8}     (least - most)       protocol  "
+        f"{'aflock':>9}{'ASGI':>9}{'protocol':>10}   in memory",
     ]
     for size in report["sizes"]:
+        cpu = size["cpu_us"]
+        ratio = f"{size['ratio']:.2f} ({size['least']:.2f} - {size['most']:.2f})"
         lines.append(
-            f"{size['bytes']:>14,}{size['clients']:>9}{size['updates_per_s']:>12,.0f}{size['mb_per_s']:>9,.0f}"
-            f"{size['bare_mb_per_s']:>12,.0f}   {size['ratio']:.2f} ({size['least']:.2f} - {size['most']:.2f})"
-            + (f"{size['bodies_in_memory']:>19.1f}" if size["bytes"] > _LARGE else f"{'-':>19}")
+            f"{size['bytes']:>14,}{size['clients']:>9}{size['updates_per_s']:>11,.0f}{size['mb_per_s']:>8,.0f}"
+            f"{ratio:>22}{size['of_protocol']:>13.2f}  "
+            f"{cpu['aflock']:>9,.0f}{cpu['asgi']:>9,.0f}{cpu['protocol']:>10,.0f}"
+            + (f"{size['bodies_in_memory']:>12.1f}" if size["bytes"] > _LARGE else f"{'-':>12}")
         )
     idle = report["idle"]
     lines.append(f"{idle['clients']:,} idle connections: {idle['share']:.1%} of one core")

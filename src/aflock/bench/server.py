@@ -53,7 +53,7 @@ class BareAce(Driver):
     def _work(self, prepared: Update) -> None:
         s, vector = self.strategy, prepared.vectors["gradient"]
         kernels.all_finite(vector)
-        kernels.exchange_step(s.rows.row(prepared.client), vector, s.total, s.w, s.low, -0.001)
+        kernels.exchange_step(s.rows.row(prepared.client), vector, s.total, s.w.high, s.w.low, -0.001)
 
 
 class Resum(Driver):
@@ -66,7 +66,7 @@ class Resum(Driver):
         s.total[:] = 0.0
         for client in s.rows:
             s.rows.add_to(s.total, 1.0, client)
-        kernels.step(s.w, s.low, -0.001 / s.n, s.total)
+        s.w.step(-0.001 / s.n, s.total)
 
 
 class Naive(Contestant):

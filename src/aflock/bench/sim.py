@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from .. import models, rng, strategies, threads
-from ..coordinator import Coordinator
+from .. import models, rng, strategies
+from ..coordination.budget import Budget
+from ..coordination.coordinator import Coordinator
 from ..data import Dataset, partition
 from ..local import Fixed, Trained, create
 from ..sim import delays
-from ..sim.engine import Budget, Engine
+from ..sim.engine import Engine
 from ..sim.executors import Executor, Inline, Order
 from ..sim.fleet import Fleet
 from ..sim.workshop import Workshop
+from ..system import threads
 from .turns import Contestant, Progress, Streak, aims, judged, machine, ratio, take_turns
 
 CLIENTS, FLIGHT, BUFFER, BATCH, EACH, ROUNDS = 100, 20, 10, 50, 120, 5
@@ -60,7 +62,7 @@ class Simulated(Streak):
         self._engine = engine
 
     def _work(self, prepared: int) -> None:
-        self._engine.budget = Budget(uploads=self._engine.tally.uploads + prepared)
+        self._engine.budget = Budget(uploads=self._engine.tally.updates + prepared)
         self._engine.run()
 
 

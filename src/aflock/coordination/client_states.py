@@ -19,15 +19,15 @@ from copy import deepcopy
 import numpy as np
 import numpy.typing as npt
 
-from .events import Ticket
+from ..events import Ticket
+from ..types import State
 from .selection import Selection
-from .types import State
 
 _SETS = ("resting", "joining", "first", "round", "away")
 _COLUMNS = ("jobs", "versions", "firsts", "times")
 
 
-class Places:
+class ClientStates:
     """Ordered sets (dictionaries without values): the order is part of the state, so that a run repeats."""
 
     def __init__(self, idle: Selection) -> None:
@@ -69,9 +69,9 @@ class Places:
         sets = {name: _ids(getattr(self, name)) for name in _SETS}
         return {"open": opened, "selection": self.idle.state_dict()} | sets
 
-    def loaded(self, state: State) -> Places:
+    def loaded(self, state: State) -> ClientStates:
         """Places like these with the saved state."""
-        fresh = Places(deepcopy(self.idle))
+        fresh = ClientStates(deepcopy(self.idle))
         fresh.idle.load_state_dict(state["selection"])
         columns = [state["open"][name].tolist() for name in ("clients", *_COLUMNS)]
         fresh.open = {c: Ticket(j, v, bool(f), t) for c, j, v, f, t in zip(*columns, strict=True)}

@@ -23,8 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 
-from . import selection as policies
-from .errors import (
+from ..errors import (
     DuplicateClient,
     DuplicateUpdate,
     InputError,
@@ -35,11 +34,12 @@ from .errors import (
     UnknownClient,
     VersionError,
 )
-from .events import Event, Kind, Ticket
-from .places import Places
-from .strategies.base import Strategy
-from .strategies.checks import index, mapping, positive
-from .types import Job, Receipt, State, Update, Vector
+from ..events import Event, Kind, Ticket
+from ..strategies.base import Strategy
+from ..strategies.checks import index, mapping, positive
+from ..types import Job, Receipt, State, Update, Vector
+from . import selection as policies
+from .client_states import ClientStates
 
 
 class Coordinator:
@@ -74,7 +74,7 @@ class Coordinator:
         self.concurrency = concurrency
         self.max_staleness = own if max_staleness is None else max_staleness
         self.selection = selection or default
-        self._at = Places(policies.create(self.selection, seed, probabilities))
+        self._at = ClientStates(policies.create(self.selection, seed, probabilities))
         if strategy.largest_cohort is not None and probabilities is not None:
             _check_cohort(strategy.largest_cohort, sum(weight > 0 for weight in probabilities.values()))
         self._in_rounds = strategy.largest_cohort is not None
@@ -175,14 +175,18 @@ class Coordinator:
         self._at.idle.add(client)
         self._event("join", now, client)
 
-    def leave(self, client: int, now: float) -> None:
-        """Removes a client for good, its open job and what the rule holds of it included."""
+    def leave(self, client: int, now: float, reason: str = "", *, tell: bool = True) -> None:
+        """Removes a client for good, its open job and what the rule holds of it included.
+
+        Without `tell` the rule is not told, because it cannot be (it has failed at this): it goes on counting a client
+        that gets no job any more.
+        """
         with self._recorded(now, client):
             client = self._require(client)
         before = self._mark()
-        if client not in self._at.joining:
+        if tell and client not in self._at.joining:
             self.strategy.leave(client)
-        self._event("leave", now, client, ticket=self._at.forget(client))
+        self._event("leave", now, client, self._at.forget(client), reason=reason)
         self._wake(before)
 
     def suspend(self, client: int, now: float) -> None:
@@ -365,13 +369,38 @@ class Coordinator:
         started = self.strategy.offer(client, gradient)
         return Receipt("applied" if started else "buffered", staleness)
 
-    # -- lost and late ----------------------------------------------------------------------------------------------
-
-    def drop(self, client: int, now: float, reason: str = "lost") -> None:
-        """Gives up on an open job (a crash, a lease that ran out); the slot is free and the client idle again."""
+    def reject(self, client: int, now: float, steps: int, examples: int, reason: str) -> Receipt:
+        """Discards the answer to an open job without showing it to the rule; the client is idle again."""
         with self._recorded(now, client):
             client = self._require_open_job(client)
-        self._close(client, "drop", now, reason)
+        job, pulled, first, _ = self._release(client)
+        self._now, version = now, self.strategy.version
+        receipt = Receipt("rejected", version - pulled, reason)
+        if self._emit is not None:
+            told = (version, client, pulled, job, steps, examples, receipt.staleness, "rejected", reason, first)
+            self._emit(Event("arrival", now, *told))
+        return receipt
+
+    def undo(self, model: Vector, now: float, reason: str) -> None:
+        """Undoes the rule's last step: the model is the one before it, under the new version."""
+        self._check_time(now)
+        self.strategy.put_back(model)
+        self._event("undo", now, reason=reason)
+
+    def refuse(self, client: int | None, now: float, reason: str) -> None:
+        """Says that something was refused; nothing changes."""
+        self._event("refuse", now, client, reason=reason)
+
+    # -- lost and late ----------------------------------------------------------------------------------------------
+
+    def drop(self, client: int, now: float, reason: str = "lost", *, tell: bool = True) -> None:
+        """Gives up on an open job (a crash, a lease that ran out); the slot is free and the client idle again.
+
+        Without `tell` the rule is not told.
+        """
+        with self._recorded(now, client):
+            client = self._require_open_job(client)
+        self._close(client, "drop", now, reason, tell=tell)
 
     def overdue(self) -> list[int]:
         """The clients whose open job is older than `max_staleness`: what they send would be discarded."""
@@ -394,6 +423,14 @@ class Coordinator:
             self._at.idle.take(client)
         return self._hand_out(client, now)
 
+    def skip_jobs(self, before: int) -> None:
+        """Gives no job a number below that one any more: those were given in a past that is lost."""
+        self._next = max(self._next, before)
+
+    def note_loss(self, now: float, reason: str) -> None:
+        """Tells in an event that something is lost."""
+        self._event("loss", now, reason=reason)
+
     def finish(self, now: float) -> bool:
         """Lets the rule step with what it holds, so that a last partial buffer is not lost; false if there is none."""
         self._check_time(now)
@@ -404,14 +441,20 @@ class Coordinator:
             self._wake(before)
         return flushed
 
-    def _close(self, client: int, kind: Kind, now: float, reason: str) -> None:
+    def _close(self, client: int, kind: Kind, now: float, reason: str, *, tell: bool = True) -> None:
+        ticket = self._release(client)
+        if tell:
+            self.strategy.restart(client)
+        self._event(kind, now, client, ticket, reason=reason)
+
+    def _release(self, client: int) -> Ticket:
+        """Takes an open job from its client."""
         ticket = self._at.open.pop(client)
         self._at.round.pop(client, None)
         self._at.settle(client)
         if ticket.first:
             self._at.first[client] = None
-        self.strategy.restart(client)
-        self._event(kind, now, client, ticket, reason=reason)
+        return ticket
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from . import rng
-from .errors import ParameterError
-from .types import State
+from .. import rng
+from ..errors import ParameterError
+from ..types import State
 
 POLICIES = ("uniform", "biased", "fair", "all")
 
@@ -100,25 +100,25 @@ class Pool:
 
     def __init__(self, items: Iterable[int] = ()) -> None:
         self.items = list(items)
-        self.place = {item: k for k, item in enumerate(self.items)}
+        self.position = {item: k for k, item in enumerate(self.items)}
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __contains__(self, item: int) -> bool:
-        return item in self.place
+        return item in self.position
 
     def add(self, item: int) -> None:
         """Adds an item that is not there."""
-        self.place[item] = len(self.items)
+        self.position[item] = len(self.items)
         self.items.append(item)
 
     def remove(self, item: int) -> None:
         """Removes an item; the last one takes its place."""
-        hole, last = self.place.pop(item), self.items.pop()
+        hole, last = self.position.pop(item), self.items.pop()
         if last != item:
             self.items[hole] = last
-            self.place[last] = hole
+            self.position[last] = hole
 
     def pick(self, draws: rng.Ahead) -> int:
         """A uniformly random item (to 53 bits: several times as fast as an exact bounded integer)."""
@@ -139,15 +139,15 @@ class Uniform(Pool, Selection):
         return self.pick(self._draws)
 
     def draw(self) -> int | None:
-        items, place = self.items, self.place
+        items, position = self.items, self.position
         if not items:
             return None
         hole = int(self._draws.random() * len(items))
         client, last = items[hole], items.pop()
-        del place[client]
+        del position[client]
         if last != client:
             items[hole] = last
-            place[last] = hole
+            position[last] = hole
         return client
 
     def _state(self) -> State:
@@ -243,7 +243,7 @@ class Biased(Selection):
     def _set(self, weights: dict[int, int]) -> None:
         self._weights = weights
         self._ids = sorted(weights)
-        self._place = {client: k + 1 for k, client in enumerate(self._ids)}
+        self._leaf = {client: k + 1 for k, client in enumerate(self._ids)}
         self._tree = [0] * (len(self._ids) + 1)
         self._idle: set[int] = set()
         self._live = 0
@@ -269,21 +269,21 @@ class Biased(Selection):
             return
         self._live += sign
         self._total += weight
-        k = self._place[client]
+        k = self._leaf[client]
         while k < len(self._tree):
             self._tree[k] += weight
             k += k & -k
 
     def next(self) -> int:
         """The client whose stretch of the cumulative weights a uniform number falls into."""
-        target, place = self._draws.integer(self._total), 0
+        target, node = self._draws.integer(self._total), 0
         stride = 1 << len(self._ids).bit_length()
         while stride:
-            after = place + stride
+            after = node + stride
             if after < len(self._tree) and self._tree[after] <= target:
-                place, target = after, target - self._tree[after]
+                node, target = after, target - self._tree[after]
             stride >>= 1
-        return self._ids[place]
+        return self._ids[node]
 
     def _state(self) -> State:
         weights = np.array([self._weights[client] for client in self._ids], np.int64)

@@ -12,19 +12,9 @@ from then on.
 
 from __future__ import annotations
 
-from . import (  # noqa: F401  (importing a dataset or a split registers it)
-    cifar,
-    digits,
-    mnist,
-    newsgroups,
-    partition,
-    shakespeare,
-    splits,
-    synthetic,
-    wind,
-)
+from . import datasets, partition, splits  # noqa: F401  (importing datasets and splits registers them)
 from .base import Dataset, Scale
-from .registry import Entry, entries, get, load, names, register
+from .registry import DatasetEntry, entries, get, load, names, register
 from .shares import Partition
 
-__all__ = ["Dataset", "Entry", "Partition", "Scale", "entries", "get", "load", "names", "partition", "register"]
+__all__ = ["Dataset", "DatasetEntry", "Partition", "Scale", "entries", "get", "load", "names", "partition", "register"]

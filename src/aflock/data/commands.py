@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from .. import state
-from . import cache
 from .base import Dataset
-from .fetch import Supply
-from .meter import Meter
-from .registry import Entry, entries, get, load
+from .fetching import cache
+from .fetching.download_progress import DownloadProgress
+from .fetching.fetch import Supply
+from .registry import DatasetEntry, entries, get, load
 
 
 def listing() -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def listing_text() -> str:
 
 def fetch(name: str, *, mine: str | None = None, quiet: bool = False) -> dict[str, Any]:
     """Gets what the dataset of that name needs, or one of its texts ("shakespeare-plays"); says where it is."""
-    meter = Meter(quiet=quiet)
+    meter = DownloadProgress(quiet=quiet)
     path = None if mine is None else Path(mine).expanduser()
     return {"name": name, "files": [_fetched(supply, path, meter) for supply in _supplies(name)]}
 
@@ -77,14 +77,14 @@ def _supplies(name: str) -> list[Supply]:
     return [by_name[name]] if name in by_name else list(get(name).supplies[:1])
 
 
-def _fetched(supply: Supply, mine: Path | None, meter: Meter) -> dict[str, Any]:
+def _fetched(supply: Supply, mine: Path | None, meter: DownloadProgress) -> dict[str, Any]:
     if mine is not None and supply.file.exists():
         meter.say(f"{supply.name} is here already; delete {supply.file} to get it anew")
     supply.arrays(mine=mine, meter=meter)
     return _kept(supply)
 
 
-def _summary(entry: Entry) -> dict[str, Any]:
+def _summary(entry: DatasetEntry) -> dict[str, Any]:
     here = [supply.file for supply in entry.supplies if supply.file.exists()]
     first = entry.supplies[0].file if entry.supplies else None
     status = _MADE if first is None else _size(sum(file.stat().st_size for file in here)) if first in here else _MISSING

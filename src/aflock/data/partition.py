@@ -26,7 +26,7 @@ from .base import Dataset, Integers
 from .checks import integer
 from .shares import Partition
 
-__all__ = ["Entry", "Partition", "Split", "create", "entries", "get", "names", "register"]
+__all__ = ["Partition", "PartitionEntry", "Split", "create", "entries", "get", "names", "register"]
 
 P = TypeVar("P", bound=Params)
 
@@ -35,7 +35,7 @@ Split = Callable[[Dataset, int, P, np.random.Generator], Integers]
 
 
 @dataclass(frozen=True)
-class Entry:
+class PartitionEntry:
     """What is known about a registered split."""
 
     name: str
@@ -58,7 +58,7 @@ class Entry:
         }
 
 
-_ENTRIES: Registry[Entry] = Registry("partition")
+_ENTRIES: Registry[PartitionEntry] = Registry("partition")
 get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
@@ -68,7 +68,7 @@ def register(
     """Decorator that makes a split known by name; a `keyed` one needs data with keys, a `by_class` one classes."""
 
     def add(split: Split[P]) -> Split[P]:
-        _ENTRIES.add(name, Entry(name, split, params, source, description, keyed, by_class))
+        _ENTRIES.add(name, PartitionEntry(name, split, params, source, description, keyed, by_class))
         return split
 
     return add
@@ -83,7 +83,7 @@ def create(kind: str, dataset: Dataset, clients: int | None, *, seed: int = 0, *
     return _grouped(kind, np.asarray(owners), number, len(dataset.train_y))
 
 
-def _clients(entry: Entry, dataset: Dataset, clients: int | None) -> int:
+def _clients(entry: PartitionEntry, dataset: Dataset, clients: int | None) -> int:
     examples = len(dataset.train_y)
     if entry.keyed and dataset.keys is None:
         raise ParameterError(f"{entry.name}: the dataset {dataset.name!r} has no keys; choose another partition for it")

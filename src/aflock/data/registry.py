@@ -17,7 +17,7 @@ from ..params import Params
 from ..registry import Registry
 from .base import Dataset
 from .checks import integer
-from .fetch import Supply
+from .fetching.fetch import Supply
 
 P = TypeVar("P", bound=Params)
 
@@ -26,7 +26,7 @@ Loader = Callable[[P, int], Dataset]
 
 
 @dataclass(frozen=True)
-class Entry:
+class DatasetEntry:
     """What is known about a registered dataset."""
 
     name: str
@@ -48,7 +48,7 @@ class Entry:
         }
 
 
-_ENTRIES: Registry[Entry] = Registry("dataset")
+_ENTRIES: Registry[DatasetEntry] = Registry("dataset")
 get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
@@ -58,7 +58,7 @@ def register(
     """Decorator that makes a loader known by name."""
 
     def add(loader: Loader[P]) -> Loader[P]:
-        _ENTRIES.add(name, Entry(name, loader, params, source, description, supplies))
+        _ENTRIES.add(name, DatasetEntry(name, loader, params, source, description, supplies))
         return loader
 
     return add

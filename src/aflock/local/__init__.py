@@ -6,14 +6,30 @@ done = rule.train(job, Task(gradient), steps=5, needs=strategy.needs)
 
 from __future__ import annotations
 
-from . import adam, adamasfl, fedprox, masfl, scaffold, sgd  # noqa: F401  (importing a rule registers it)
+from . import rules  # noqa: F401  (importing the rules registers them)
 from .auto import AUTO, choose, made
 from .base import LocalRule, Memory, Task, Trained
 from .halves import check_halves, unsent
-from .registry import Entry, create, entries, names, register
+from .registry import LocalRuleEntry, create, entries, names, register
 from .steps import Dynamic, Epochs, Fixed, Steps
 
 __all__ = [
-    "AUTO", "Dynamic", "Entry", "Epochs", "Fixed", "LocalRule", "Memory", "Steps", "Task", "Trained", "check_halves",
-    "choose", "create", "entries", "made", "names", "register", "unsent",
+    "AUTO",
+    "Dynamic",
+    "Epochs",
+    "Fixed",
+    "LocalRule",
+    "LocalRuleEntry",
+    "Memory",
+    "Steps",
+    "Task",
+    "Trained",
+    "check_halves",
+    "choose",
+    "create",
+    "entries",
+    "made",
+    "names",
+    "register",
+    "unsent",
 ]  # fmt: skip

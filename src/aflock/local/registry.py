@@ -14,7 +14,7 @@ L = TypeVar("L", bound=type[LocalRule])
 
 
 @dataclass(frozen=True)
-class Entry:
+class LocalRuleEntry:
     """What is known about a registered client rule."""
 
     name: str
@@ -36,7 +36,7 @@ class Entry:
         }
 
 
-_ENTRIES: Registry[Entry] = Registry("local rule")
+_ENTRIES: Registry[LocalRuleEntry] = Registry("local rule")
 get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
@@ -44,7 +44,7 @@ def register(name: str, *, paper: str, rule: str, params: type[Params]) -> Calla
     """Class decorator that makes a client rule known by name."""
 
     def add(cls: L) -> L:
-        _ENTRIES.add(name, Entry(name, cls, params, paper, rule))
+        _ENTRIES.add(name, LocalRuleEntry(name, cls, params, paper, rule))
         cls.name = name
         return cls
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from ..params import Params
 from . import logistic, mlp, quadratic, torch_models  # noqa: F401  (importing a model registers it)
 from .base import DatasetLike, Evaluation, Model
-from .registry import Entry, create, entries, get, names, register
+from .registry import ModelEntry, create, entries, get, names, register
 
 __all__ = [
     "DatasetLike",
-    "Entry",
     "Evaluation",
     "Model",
+    "ModelEntry",
     "Params",
     "create",
     "entries",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..compiled import compiled
+from ..system.compiled import compiled
 from ..types import Vector
 from .base import Batch, Labels
 

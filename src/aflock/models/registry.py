@@ -23,7 +23,7 @@ B = TypeVar("B", bound=Builder)
 
 
 @dataclass(frozen=True)
-class Entry:
+class ModelEntry:
     """What is known about a registered model."""
 
     name: str
@@ -41,7 +41,7 @@ class Entry:
         }
 
 
-_ENTRIES: Registry[Entry] = Registry("model")
+_ENTRIES: Registry[ModelEntry] = Registry("model")
 get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
@@ -49,7 +49,7 @@ def register(name: str, *, description: str, params: type[Params] = Params) -> C
     """Decorator that makes a model known by name; it decorates the function (or class) that builds it."""
 
     def add(build: B) -> B:
-        _ENTRIES.add(name, Entry(name, build, params, description))
+        _ENTRIES.add(name, ModelEntry(name, build, params, description))
         return build
 
     return add

@@ -26,6 +26,8 @@ gradient moves them, the forward pass does. `buffers` says what becomes of them.
 
 Buffers that are not float (batch norm's count of batches) cannot be averaged and stay local under both. Buffers outside
 the saved state (persistent=False: masks, position tables) are constants.
+
+Strided 1x1 convolutions of few channels are computed with the stride 1: onednn.py says which, and why.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -48,6 +50,7 @@ from .. import kernels
 from ..errors import InputError, ParameterError, VectorError
 from ..types import Accumulator, Vector
 from .base import Batch, Evaluation, Labels, Model, check_examples, check_out, check_vector, chunks
+from .onednn import UnitStride, has_narrow
 
 Build = Callable[[], nn.Module]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -117,6 +120,7 @@ class TorchModule(Model):
         self._trained = sum(p.numel() for p in self._parameters)
         self._move_in([*self._parameters, *averaged.values()])
         self.buffers = sum(buffer.tensor.numel() for buffer in self._kept)
+        self._convolutions: AbstractContextManager[object] = UnitStride() if has_narrow(self.module) else nullcontext()
 
     def _move_in(self, tensors: list[Tensor]) -> None:
         """Makes the tensors views of `weights`, at the values they have."""
@@ -164,7 +168,7 @@ class TorchModule(Model):
         """The loss and the gradient of every parameter."""
         self._load(w, x, y)
         self.module.train()
-        with _seeded(_seed_of(w, x, y)), self._buffers_put_back():
+        with _seeded(_seed_of(w, x, y)), self._buffers_put_back(), self._convolutions:
             loss = self._loss(self.module(_tensor(x)), y)
             gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         return float(loss.detach()), gradients
@@ -182,7 +186,7 @@ class TorchModule(Model):
         self._load(w, x, y)
         self.module.eval()
         loss, hits = 0.0, 0.0
-        with _seeded(0), torch.no_grad():
+        with _seeded(0), torch.no_grad(), self._convolutions:
             for some_x, some_y in chunks(x, y, CHUNK):
                 outputs = self.module(_tensor(some_x))
                 loss += float(self._loss(outputs, some_y)) * len(some_x)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import write_whole
 from ..reports.figures import panels_figure
 from ..reports.tables import half_interval
+from ..system.files import write_whole
 from . import rounds
 from .cells import TUNING_SEED
 from .claims import Grid, judge

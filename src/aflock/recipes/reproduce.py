@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import threads
-from ..files import to_json, write_whole
+from ..system import threads
+from ..system.files import to_json, write_whole
 from . import cells
 from .recipe import Line, Recipe
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..files import write_whole
+from ..system.files import write_whole
 from .tables import half_interval
 
 Curve = Sequence[Mapping[str, Any]]

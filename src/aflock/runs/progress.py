@@ -8,14 +8,14 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from .sim.experiment import Experiment
-from .sim.simulation import Simulation
+from ..sim.experiment import Experiment
+from ..sim.simulation import Simulation
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_UPDATES = 0.1
 
 
-class Progress:
+class ProgressBar:
     """Counts uploads (or versions, or time: whatever the budget limits) over one run or several."""
 
     def __init__(self, experiment: Experiment, *, quiet: bool, runs: int = 1) -> None:
@@ -59,8 +59,8 @@ class Progress:
             return
         self._spoke = now
         tally, last = simulation.engine.tally, simulation.measurements[-1]
-        spent = {"uploads": tally.uploads, "versions": simulation.strategy.version, "time": simulation.engine.clock.now}
-        rate = tally.uploads / max(simulation.seconds, 1e-9)
+        spent = {"uploads": tally.updates, "versions": simulation.strategy.version, "time": simulation.engine.clock.now}
+        rate = tally.updates / max(simulation.seconds, 1e-9)
         detail = (
             f"{simulation.strategy.name}  {rate:.0f} uploads/s  version {simulation.strategy.version}  "
             f"accuracy {last.accuracy:.3f}  staleness {tally.staleness_mean:.1f}"

@@ -26,14 +26,14 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from . import state
-from .errors import AflockError, InputError, StateError
-from .events import Event
-from .files import locked, to_json, write_whole
-from .reports.board import Board
-from .reports.figures import accuracy_figure, partition_figure
-from .sim.experiment import Experiment
-from .sim.simulation import Measurement, Result, Simulation
+from .. import state
+from ..errors import AflockError, InputError, StateError
+from ..events import Event
+from ..reports.board import Board
+from ..reports.figures import accuracy_figure, partition_figure
+from ..sim.experiment import Experiment
+from ..sim.simulation import Measurement, Result, Simulation
+from ..system.files import locked, to_json, write_whole
 
 Watch = Callable[[Simulation], None]
 
@@ -119,7 +119,7 @@ class Recorder:
             if path.exists():
                 os.truncate(path, length)
         if self._board is not None:
-            self._board.forget_after(self.simulation.engine.tally.uploads)
+            self._board.forget_after(self.simulation.engine.tally.updates)
 
     def run(self, stop: Callable[[], bool]) -> Result | None:
         """To the end, or until `stop` says so: then it is saved, and there is no result yet."""

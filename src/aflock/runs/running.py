@@ -14,10 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .errors import InputError
+from ..errors import InputError
+from ..sim.experiment import Experiment
+from ..sim.simulation import Measurement, Result, Simulation
 from .recorder import Recorder, Watch
-from .sim.experiment import Experiment
-from .sim.simulation import Measurement, Result, Simulation
 
 
 class Interrupted(KeyboardInterrupt):

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import runs
-from .reports import figures, tables
-from .sim.experiment import Experiment
-from .sim.simulation import Simulation
+from ..reports import figures, tables
+from ..runs import running
+from ..sim.experiment import Experiment
+from ..sim.simulation import Simulation
 
 UPLOADS, SEEDS = 5000, 3
 
@@ -57,8 +57,8 @@ def run(watch: Callable[[str, int, Simulation], None] | None = None, uploads: in
             "fleet": EXPERIMENT["fleet"] | {"correlate": correlate},
             "budget": {"uploads": uploads},
         }
-        compared = runs.compare(Experiment.build(document), RULES, seeds=SEEDS, watch=watch)
-        found[correlate] = {name.split(":")[0]: described for name, described in runs.describe(compared).items()}
+        compared = running.compare(Experiment.build(document), RULES, seeds=SEEDS, watch=watch)
+        found[correlate] = {name.split(":")[0]: described for name, described in running.describe(compared).items()}
     return found
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from . import local, rng, strategies
-from .coordinator import Coordinator
-from .models.quadratic import Quadratics
-from .types import Job, Update, Vector
+from .. import local, rng, strategies
+from ..coordination.coordinator import Coordinator
+from ..models.quadratic import Quadratics
+from ..types import Job, Update, Vector
 
 CLIENTS, LENGTH, SLOWDOWN, ARRIVALS = 12, 20, 8.0, 10_000
 STEP = 0.05

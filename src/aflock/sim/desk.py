@@ -1,7 +1,7 @@
 """Vectors two processes share: a file both have mapped into memory. Nothing is pickled, one copy brings a vector in.
 
 A desk holds what a job needs, one vector after the other, and behind it what the job came to. Who writes a vector gets
-back where it lies (a `Place`), and tells the other side.
+back where it lies (a `Slot`), and tells the other side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALIGNMENT = 64
 Array = npt.NDArray[Any]
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Where a vector lies on a desk."""
 
     name: str
@@ -52,22 +52,22 @@ class Desk:
                 reserve(file.fileno(), size)
             self._map = mmap.mmap(file.fileno(), size)
 
-    def write(self, arrays: Mapping[str, Array], start: int = 0) -> tuple[list[Place], int]:
-        """Lays the vectors down from `start` on; returns their places and where the free space begins."""
-        places, offset = [], start
+    def write(self, arrays: Mapping[str, Array], start: int = 0) -> tuple[list[Slot], int]:
+        """Lays the vectors down from `start` on; returns their slots and where the free space begins."""
+        slots, offset = [], start
         for name, array in arrays.items():
-            places.append(Place(name, array.dtype.str, array.shape, offset))
+            slots.append(Slot(name, array.dtype.str, array.shape, offset))
             offset += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         if offset > self.size:
             raise Full(offset)
-        for place in places:
-            self.view(place)[...] = arrays[place.name]
-        return places, offset
+        for slot in slots:
+            self.view(slot)[...] = arrays[slot.name]
+        return slots, offset
 
-    def view(self, place: Place) -> Array:
+    def view(self, slot: Slot) -> Array:
         """The vector that lies there; valid as long as the desk is not used for something else."""
-        flat = np.frombuffer(self._map, place.dtype, math.prod(place.shape), place.offset)
-        return flat.reshape(place.shape)
+        flat = np.frombuffer(self._map, slot.dtype, math.prod(slot.shape), slot.offset)
+        return flat.reshape(slot.shape)
 
 
 def reserve(descriptor: int, size: int) -> None:
@@ -79,7 +79,7 @@ def reserve(descriptor: int, size: int) -> None:
 
 
 def folder(needed: int) -> Path:
-    """A new folder for desks: in memory where the system has a place for that with enough room, else on disk."""
+    """A new folder for desks: in memory where the system has enough room for that, else on disk."""
     memory = Path("/dev/shm")  # what is made in it has a name of its own
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * needed
     return Path(tempfile.mkdtemp(prefix="aflock-", dir=memory if roomy else None))

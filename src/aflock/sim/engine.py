@@ -18,7 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..coordinator import Coordinator
+from ..coordination.budget import Budget
+from ..coordination.coordinator import Coordinator
+from ..coordination.tally import Tally
 from ..errors import AflockError, VectorError
 from ..local import Memory
 from ..types import Job, Receipt, Update
@@ -28,47 +30,8 @@ from .fleet import Fleet
 from .workshop import Workshop
 
 
-@dataclass(frozen=True)
-class Budget:
-    """When a run ends: at the first of these."""
-
-    uploads: float = math.inf
-    versions: float = math.inf
-    time: float = math.inf
-
-
 @dataclass(slots=True)
-class Tally:
-    """What a run has cost so far."""
-
-    uploads: int = 0
-    gradients: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    staleness_sum: int = 0
-    staleness_max: int = 0
-    rejected: int = 0
-
-    def add(self, steps: int, size: int, receipt: Receipt) -> None:
-        """One more upload, of so many local steps and bytes."""
-        staleness = receipt.staleness
-        self.uploads += 1
-        self.gradients += steps
-        self.bytes_up += size
-        self.staleness_sum += staleness
-        if staleness > self.staleness_max:
-            self.staleness_max = staleness
-        if receipt.outcome == "rejected":
-            self.rejected += 1
-
-    @property
-    def staleness_mean(self) -> float:
-        """Over all uploads."""
-        return self.staleness_sum / self.uploads if self.uploads else 0.0
-
-
-@dataclass(slots=True)
-class Seat:
+class SimulatedClient:
     """What is known of a client that has had a job: one record, because every job needs all of it."""
 
     memory: Memory = field(default_factory=dict)
@@ -126,7 +89,7 @@ class Engine:
         self.ticks = ticks
         self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
-        self.seats: defaultdict[int, Seat] = defaultdict(Seat)
+        self.seats: defaultdict[int, SimulatedClient] = defaultdict(SimulatedClient)
         self._on_upload = on_upload
         self._fruitless = 0
 
@@ -138,7 +101,7 @@ class Engine:
     @property
     def largest_share(self) -> float:
         """The part of the uploads that came from the busiest client."""
-        return max(self.by_client.values(), default=0) / self.tally.uploads if self.tally.uploads else 0.0
+        return max(self.by_client.values(), default=0) / self.tally.updates if self.tally.updates else 0.0
 
     # -- the run ----------------------------------------------------------------------------------------------------
 
@@ -155,7 +118,7 @@ class Engine:
         """To the end of the budget, or until `stop` says so between two steps; whether the end was reached."""
         step, budget, tally, clock, strategy = self.step, self.budget, self.tally, self.clock, self.coordinator.strategy
         uploads, versions, time = budget.uploads, budget.versions, budget.time
-        while tally.uploads < uploads and clock.now < time and strategy.version < versions:
+        while tally.updates < uploads and clock.now < time and strategy.version < versions:
             if stop is not None and stop():
                 return False
             step()
@@ -166,7 +129,7 @@ class Engine:
         """Whether the budget is spent."""
         budget = self.budget
         return (
-            self.tally.uploads >= budget.uploads
+            self.tally.updates >= budget.uploads
             or self.clock.now >= budget.time
             or self.coordinator.strategy.version >= budget.versions
         )
@@ -277,7 +240,7 @@ class Engine:
         self._fruitless = 0
         if done.memory:
             done.keep(order.memory, receipt)
-        self.tally.add(done.steps, job.model.nbytes * len(done.vectors), receipt)
+        self.tally.add(receipt, done.steps, job.model.nbytes * len(done.vectors))
         if self._on_upload is not None:
             self._on_upload(self, receipt)
 

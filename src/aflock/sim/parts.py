@@ -10,6 +10,7 @@ from ..data import Dataset, Partition, partition
 from ..errors import ParameterError
 from ..models.base import Model
 from ..strategies.base import Strategy
+from ..training import check_rate
 from . import delays
 from .experiment import Experiment, Named
 from .fleet import Fleet
@@ -88,9 +89,8 @@ def _workshop(
 
 
 def _check_rate(model: Model, rule: local.LocalRule) -> None:
-    """Buffers that travel as gradients arrive as they are only by plain steps of the length they were made for."""
-    rate = getattr(model, "rate", None)
-    if rate is not None and not (rule.follows and rule.eta_l == rate):
+    rate = check_rate(model, rule)
+    if rate is not None:
         raise ParameterError(
             f"[model] rate = {rate} with buffers 'average' needs [local] name = 'sgd' with eta_l = {rate} and nothing "
             f"added; it has {rule.name} with eta_l = {rule.eta_l:g}"

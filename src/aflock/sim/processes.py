@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from .. import threads
 from ..errors import AflockError
 from ..local import Trained
+from ..system import threads
 from .desk import Desk, Full, folder
 from .executors import Executor, Order
 from .experiment import Experiment
-from .worker import Done, Failed, Ready, Task, main
+from .worker import Done, Failed, Ready, WorkerTask, main
 from .workshop import Workshop
 
 AHEAD = 2
@@ -44,7 +44,7 @@ class _Ticket:
 
     order: Order
     desk: int | None = None
-    task: Task | None = None
+    task: WorkerTask | None = None
     done: Done | None = None
     error: Exception | None = None
     tries: int = 0
@@ -64,9 +64,11 @@ class Processes(Executor):
 
     def __init__(self, experiment: Experiment, workshop: Workshop, workers: int) -> None:
         self._document = experiment.resolved()
-        self._size = _room(workshop)
+        self.desk_bytes = _room(workshop)
+        """Of a desk that is made from now on: more as soon as something does not fit."""
         desks = workers * (AHEAD + 2)
-        self._folder = folder(self._size * (desks + 1))
+        self.folder = folder(self.desk_bytes * (desks + 1))
+        """Where the desks are, until `close`."""
         self._desks: dict[int, Desk] = {}
         self._free = list(range(desks, -1, -1))  # one more than may be taken ahead: for a result that is asked for now
         self._made = 0
@@ -108,8 +110,8 @@ class Processes(Executor):
             self._feed()
         assert ticket.desk is not None
         self._given, desk = ticket.desk, self._desks[ticket.desk]
-        vectors = {place.name: desk.view(place) for place in ticket.done.vectors}
-        memory = {place.name: desk.view(place).copy() for place in ticket.done.memory}
+        vectors = {slot.name: desk.view(slot) for slot in ticket.done.vectors}
+        memory = {slot.name: desk.view(slot).copy() for slot in ticket.done.memory}
         return Trained(vectors, ticket.done.steps, memory)
 
     def cancel(self, order: Order) -> None:
@@ -131,11 +133,7 @@ class Processes(Executor):
             worker.process.close()
         self._workers.clear()
         self._desks.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def pids(self) -> list[int]:
-        """The workers' process numbers."""
-        return [worker.process.pid for worker in self._workers if worker.process.pid is not None]
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- handing out --------------------------------------------------------------------------------------------------
 
@@ -165,17 +163,17 @@ class Processes(Executor):
         arrays = {"model": job.model}
         arrays |= {f"extra {name}": vector for name, vector in job.extras.items()}
         arrays |= {f"memory {name}": vector for name, vector in memory.items()}
-        desk = self._desk(number, self._size)
+        desk = self._desk(number, self.desk_bytes)
         try:
-            places, free = desk.write(arrays)
+            slots, free = desk.write(arrays)
         except Full as full:
-            self._size += full.needed
-            desk = self._desk(number, self._size)
-            places, free = desk.write(arrays)
-        named = [place._replace(name=place.name.partition(" ")[2]) for place in places[1:]]
+            self.desk_bytes += full.needed
+            desk = self._desk(number, self.desk_bytes)
+            slots, free = desk.write(arrays)
+        named = [slot._replace(name=slot.name.partition(" ")[2]) for slot in slots[1:]]
         extras, kept = named[: len(job.extras)], named[len(job.extras) :]
         ticket.desk = number
-        ticket.task = Task(
+        ticket.task = WorkerTask(
             number,
             str(desk.path),
             desk.size,
@@ -186,7 +184,7 @@ class Processes(Executor):
             order.number,
             order.steps,
             order.delay,
-            places[0],
+            slots[0],
             extras,
             kept,
             free,
@@ -199,7 +197,7 @@ class Processes(Executor):
             if desk is not None:
                 desk.path.unlink()
             self._made += 1
-            desk = self._desks[number] = Desk(self._folder / f"desk-{number}-{self._made}", size, create=True)
+            desk = self._desks[number] = Desk(self.folder / f"desk-{number}-{self._made}", size, create=True)
         return desk
 
     def _release(self, ticket: _Ticket) -> None:
@@ -211,7 +209,7 @@ class Processes(Executor):
     def _hire(self) -> _Worker:
         here, there = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(
-            target=main, args=(there, self._document, str(self._folder)), daemon=True, name="aflock worker"
+            target=main, args=(there, self._document, str(self.folder)), daemon=True, name="aflock worker"
         )
         with _uninterrupted(), threads.one_thread_for_children():
             process.start()
@@ -243,7 +241,7 @@ class Processes(Executor):
             return
         ticket = worker.jobs.popleft()
         if isinstance(word, Failed) and word.error is None:
-            self._size = max(self._size, 2 * word.needed)
+            self.desk_bytes = max(self.desk_bytes, 2 * word.needed)
             self._release(ticket)
             self._lay(ticket)
             self._send(worker, ticket)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..threads import one_thread
+from ..system.threads import one_thread
 from ..types import Job
 from .sampled import Sampled
 from .simulation import Simulation

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from .. import rng
-from .. import selection as policies
+from ..coordination import selection as policies
 from ..types import Job, State
 from .engine import Engine, Item, Stalled
 

@@ -17,12 +17,14 @@ from typing import Any, Self
 import numpy as np
 
 from .. import rng
-from ..coordinator import Coordinator
+from ..coordination.budget import Budget
+from ..coordination.coordinator import Coordinator
+from ..coordination.tally import Tally
 from ..errors import ParameterError, StateError
 from ..events import Event
-from ..threads import one_thread
+from ..system.threads import one_thread
 from ..types import Job, Receipt, State
-from .engine import Budget, Engine, Item, Seat, Tally
+from .engine import Engine, Item, SimulatedClient
 from .executors import Executor, Inline, Order
 from .experiment import Experiment
 from .fleet import FleetParams
@@ -180,7 +182,7 @@ class Simulation:
         self._measure()
 
     def _after_upload(self, engine: Engine, receipt: Receipt) -> None:
-        if engine.tally.uploads % self._evaluate_every == 0:
+        if engine.tally.updates % self._evaluate_every == 0:
             self._measure()
         if self._on_upload is not None:
             self._on_upload(self)
@@ -191,7 +193,7 @@ class Simulation:
         tally = self.engine.tally
         found = self.model.evaluate(self.strategy.model, self.dataset.test_inputs, self.dataset.test_y)
         measurement = Measurement(
-            tally.uploads,
+            tally.updates,
             self.strategy.version,
             self.engine.clock.now,
             tally.gradients,
@@ -221,7 +223,7 @@ class Simulation:
             accuracy=last.accuracy,
             loss=last.loss,
             versions=self.strategy.version,
-            uploads=tally.uploads,
+            uploads=tally.updates,
             virtual_time=self.engine.clock.now,
             wall_time=self._wall,
             staleness_mean=tally.staleness_mean,
@@ -251,7 +253,7 @@ class Simulation:
                     [due, seq, item.kind, item.client, item.number] for due, seq, item in engine.clock.entries()
                 ],  # a job's own number says whether it is still the client's open one
             },
-            "tally": asdict(engine.tally),
+            "tally": engine.tally.state_dict(),
             "seats": [[client, seat.number, seat.delay, seat.uploads] for client, seat in engine.seats.items()],
             "memories": {str(client): dict(seat.memory) for client, seat in engine.seats.items() if seat.memory},
             "orders": {str(c): _saved_order(seat.order) for c, seat in engine.seats.items() if seat.order},
@@ -267,10 +269,10 @@ class Simulation:
         engine = self.engine
         self.coordinator.load_state_dict(state["coordinator"])
         clock = state["clock"]
-        engine.tally = Tally(**state["tally"])
+        engine.tally = Tally.loaded(state["tally"])
         for client, number, delay, uploads in state["seats"]:
             memory = dict(state["memories"].get(str(client), {}))
-            engine.seats[client] = Seat(memory, number, delay, uploads=uploads)
+            engine.seats[client] = SimulatedClient(memory, number, delay, uploads=uploads)
         for client, saved in state["orders"].items():
             seat = engine.seats[int(client)]
             seat.order = _loaded_order(int(client), saved, seat)
@@ -330,7 +332,7 @@ def _saved_order(order: Order) -> dict[str, Any]:
     return {"head": head, **_saved_job(order.job)}
 
 
-def _loaded_order(client: int, saved: dict[str, Any], seat: Seat) -> Order:
+def _loaded_order(client: int, saved: dict[str, Any], seat: SimulatedClient) -> Order:
     first, number_of_job, number, steps, delay, due = saved["head"]
     job = Job(client, saved["version"], saved["model"], saved["extras"], first, number_of_job)
     return Order(job, number, steps, seat.memory, delay, math.inf if due is None else due)

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import threads
 from ..errors import AflockError
 from ..local import Memory, Trained
+from ..system import threads
 from ..types import Job
-from .desk import Desk, Full, Place
+from .desk import Desk, Full, Slot
 from .experiment import Experiment
 from .parts import assemble
 from .workshop import Workshop
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """A job on its way to a worker: numbers, and where its vectors lie."""
 
     desk: int
@@ -32,9 +32,9 @@ class Task(NamedTuple):
     number: int
     steps: int
     delay: float
-    model: Place
-    extras: list[Place]
-    memory: list[Place]
+    model: Slot
+    extras: list[Slot]
+    memory: list[Slot]
     free: int
     """Where on the desk the result may begin."""
 
@@ -43,8 +43,8 @@ class Done(NamedTuple):
     """What a job came to, and where its vectors lie."""
 
     steps: int
-    vectors: list[Place]
-    memory: list[Place]
+    vectors: list[Slot]
+    memory: list[Slot]
 
 
 class Failed(NamedTuple):
@@ -78,10 +78,11 @@ def _serve(pipe: Connection, document: dict[str, Any]) -> None:
     desks: dict[int, Desk] = {}
     with threads.one_thread(), np.errstate(over="ignore", invalid="ignore"):
         while (task := pipe.recv()) is not None:
-            pipe.send(_work(workshop, desks, task))
+            pipe.send(work(workshop, desks, task))
 
 
-def _work(workshop: Workshop, desks: dict[int, Desk], task: Task) -> Done | Failed:
+def work(workshop: Workshop, desks: dict[int, Desk], task: WorkerTask) -> Done | Failed:
+    """Trains one client and lays the result on its desk; what goes wrong is an answer, too."""
     try:
         desk = _open(desks, task)
         done = _train(workshop, desk, task)
@@ -95,15 +96,15 @@ def _work(workshop: Workshop, desks: dict[int, Desk], task: Task) -> Done | Fail
         return Failed(AflockError(f"{type(error).__name__} while client {task.client} was trained: {error}"))
 
 
-def _open(desks: dict[int, Desk], task: Task) -> Desk:
+def _open(desks: dict[int, Desk], task: WorkerTask) -> Desk:
     desk = desks.get(task.desk)
     if desk is None or str(desk.path) != task.path:
         desk = desks[task.desk] = Desk(Path(task.path), task.size)
     return desk
 
 
-def _train(workshop: Workshop, desk: Desk, task: Task) -> Trained:
-    extras = {place.name: desk.view(place) for place in task.extras}
-    memory: Memory = {place.name: desk.view(place) for place in task.memory}
+def _train(workshop: Workshop, desk: Desk, task: WorkerTask) -> Trained:
+    extras = {slot.name: desk.view(slot) for slot in task.extras}
+    memory: Memory = {slot.name: desk.view(slot) for slot in task.memory}
     job = Job(task.client, task.version, desk.view(task.model), extras, task.first, task.id)
     return workshop.train(job, task.number, task.steps, memory, task.delay)

@@ -8,27 +8,8 @@
 from __future__ import annotations
 
 from ..params import Params
-from . import (  # noqa: F401  (importing a rule registers it)
-    ace,
-    aced,
-    adamasfl,
-    afa_cd,
-    afa_cs,
-    afl,
-    asgd,
-    ca2fl,
-    delay_adaptive,
-    fadas,
-    fedasync,
-    fedavg,
-    fedbuff,
-    masfl,
-    mr_asyncfl,
-    rolling_fedavg,
-    scaffold,
-    twafl,
-)
+from . import rules  # noqa: F401  (importing the rules registers them)
 from .base import Strategy
-from .registry import Entry, create, entries, get, names, register
+from .registry import StrategyEntry, create, entries, get, names, register
 
-__all__ = ["Entry", "Params", "Strategy", "create", "entries", "get", "names", "register"]
+__all__ = ["Params", "Strategy", "StrategyEntry", "create", "entries", "get", "names", "register"]

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import kernels
+from .. import kernels, rows
 from ..errors import (
     DuplicateClient,
     FirstGradients,
@@ -35,8 +35,10 @@ from ..errors import (
     VersionError,
 )
 from ..params import Params
+from ..rows import RowMaker
 from ..types import Job, Receipt, State, Update, Vector
-from .checks import Sound, checked, index, mapping, positive
+from ..weights import Weights
+from .checks import MOST, Sound, checked, index, mapping, positive
 from .kept import restored, saved
 
 _INTEGERS = (int, int, int, int)
@@ -58,6 +60,8 @@ class Strategy(ABC):
 
     version: int
     """t, the number of server updates so far."""
+    make_rows: RowMaker = staticmethod(rows.create)
+    """Makes one vector per client; `strategies.create` hands in one that can also keep them on disk."""
 
     def __init__(self, clients: int, params: Params, seed: int = 0) -> None:
         count = index(clients, "clients", ParameterError)
@@ -72,6 +76,7 @@ class Strategy(ABC):
         self.started = False
         """Whether the rule takes updates: `start` was called and every first gradient is in."""
         self._published: Vector | None = None
+        self._largest: float | None = None
         self._extras: Mapping[str, Vector] | None = None
 
     # -- the contract -----------------------------------------------------------------------------------------------
@@ -81,13 +86,21 @@ class Strategy(ABC):
         """w^t: a read-only vector that stays as it is when the next version comes."""
         if self._published is None:
             self._require_open()
-            self._published = _frozen(self.w.copy())
+            self._published, self._largest = _frozen(self.w.high.copy()), None
         return self._published
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute weight of the model; infinity or NaN if one is not finite."""
+        model = self.model
+        if self._largest is None:
+            self._largest = kernels.largest(model)
+        return self._largest
 
     @property
     def nbytes(self) -> int:
         """What the rule keeps, in bytes: the model, its buffers and its rows (those on disk included)."""
-        return sum(int(getattr(getattr(self, name), "nbytes", 0)) for name in ("w", "low", *self.keeps))
+        return sum(int(getattr(getattr(self, name), "nbytes", 0)) for name in ("w", *self.keeps))
 
     @property
     def cohort(self) -> int | None:
@@ -231,6 +244,11 @@ class Strategy(ABC):
             self.awaited.discard(client)
             self._start_when_complete()
 
+    def put_back(self, model: Vector) -> None:
+        """The last step is undone: the model is that of the version before. The version and all else stay."""
+        self.w.put_back(model)
+        self._published = self._extras = None
+
     def restart(self, client: int) -> None:
         """What the client had been promised is void: its next job starts from the current model."""
 
@@ -293,8 +311,8 @@ class Strategy(ABC):
         state: State = {"strategy": self.name, "params": asdict(self.p), "seed": self.seed, "version": self.version}
         state["started"] = self.started
         state |= {
-            "w": saved(self.w, detached),
-            "low": saved(self.low, detached),
+            "w": saved(self.w.high, detached),
+            "low": saved(self.w.low, detached),
             "clients": _ids(self.clients),
             "awaited": _ids(self.awaited),
         }
@@ -317,7 +335,7 @@ class Strategy(ABC):
         fresh.clients = {int(client) for client in state["clients"]}
         fresh.awaited = {int(client) for client in state["awaited"]}
         fresh._prepare(np.asarray(state["w"]))
-        fresh.low = restored(fresh.low, state["low"], "low")
+        restored(fresh.w.low, state["low"], "low")
         for name in self.keeps:
             setattr(fresh, name, restored(getattr(fresh, name), state["keeps"][name], name))
         fresh.started = bool(state["started"])
@@ -337,9 +355,7 @@ class Strategy(ABC):
 
     def _prepare(self, w0: Vector) -> None:
         self._allocate(w0.size)
-        self.w: Vector = kernels.zeros(w0.size, np.float32)
-        self.low: Vector = kernels.zeros(w0.size, np.float32)
-        self.w[:] = w0
+        self.w = Weights(w0)
         self._opened = True
         self._published = self._extras = None
 
@@ -349,7 +365,7 @@ class Strategy(ABC):
             raise InputError(f"expected an aflock.Update, got {type(update).__name__}")
         client, version, steps, examples = update.client, update.version, update.steps, update.examples
         kinds = type(client), type(version), type(steps), type(examples)
-        if kinds == _INTEGERS and client in self.clients and steps > 0 and examples > 0:
+        if kinds == _INTEGERS and client in self.clients and 0 < steps <= MOST and 0 < examples <= MOST:
             return update
         client = self._require_client(client)
         version = index(version, "version", VersionError)

@@ -14,6 +14,9 @@ from ..types import Vector
 
 _FLOAT32 = np.dtype(np.float32)
 
+MOST = 2**63 - 1
+"""Steps or examples: a state keeps them as 64-bit integers."""
+
 
 class Sound(dict[str, Vector]):
     """Vectors that were looked at where they came in: a rule takes them without looking again."""
@@ -29,10 +32,12 @@ def index(value: Any, what: str, error: type[InputError]) -> int:
 
 
 def positive(value: Any, what: str) -> int:
-    """An integer of at least one."""
+    """An integer of at least one that fits into 64 bits."""
     number = index(value, what, CountError)
     if number < 1:
         raise CountError(f"{what} is {value}; expected at least 1")
+    if number > MOST:
+        raise CountError(f"{what} is larger than {MOST}, the largest number a state can keep")
     return number
 
 

@@ -63,7 +63,7 @@ class Cohort(Strategy):
         self._require_start()
         if not self.held:
             return False
-        kernels.assign(self.w, self.low, 1.0 / self.weight, self.acc)
+        self.w.assign(1.0 / self.weight, self.acc)
         self.weight = self.held = 0
         self.members.clear()
         self._advance()

@@ -77,13 +77,13 @@ class ControlVariates(Buffered):
         return self.p.selection == "random"
 
     def _make_spares(self, length: int) -> rows.DenseRows:
-        spares = rows.DenseRows(length)
+        spares = rows.DenseRows(length, free=self.rows.free)
         spares.require(min(self.p.buffer, self.n))
         spares.prepare(min(self.p.buffer, self.n))
         return spares
 
     def _make_rows(self, clients: set[int] | tuple[int, ...], length: int) -> rows.DenseRows:
-        return rows.exact(self.p.cache, clients, length, folder=self.p.cache_dir)
+        return rows.exact(self.make_rows(self.p.cache, clients, length, folder=self.p.cache_dir))
 
     def _begin(self) -> None:
         np.divide(self.total, self.n, out=self.g)
@@ -96,7 +96,7 @@ class ControlVariates(Buffered):
     def _make_extras(self) -> dict[str, Vector]:
         """beta*c + (1-beta)*g, which local training adds to its corrected gradient."""
         momentum = np.empty(self.w.size, np.float32)
-        kernels.blend(momentum, self.beta / max(1, self.n), self.total, 1.0 - self.beta, self.g)
+        kernels.blend(momentum, a=self.beta / max(1, self.n), x=self.total, b=1.0 - self.beta, y=self.g)
         return {"momentum": momentum}
 
     def _hold(self, update: Update, staleness: int) -> None:
@@ -128,7 +128,9 @@ class ControlVariates(Buffered):
 
     def _move(self, chosen: list[int], size: int) -> None:
         """One server step; `diff` holds the sum over the S = size contributions."""
-        kernels.momentum(self.g, self.total, self.diff, self.beta, 1.0 / max(1, size), 1.0 / max(1, self.n))
+        kernels.momentum(
+            self.g, total=self.total, diff=self.diff, beta=self.beta, a=1.0 / max(1, size), b=1.0 / max(1, self.n)
+        )
 
     def _join(self, client: int) -> None:
         self.rows.require(2 if self._random else 1)
@@ -137,9 +139,8 @@ class ControlVariates(Buffered):
             self.newest.insert(client, check=False)
 
     def _leave(self, client: int) -> None:
-        self.rows.add_to(self.total, -1.0, client)
         if client in self.newest:
             if not self._random:
                 kernels.add_difference(self.diff, self.rows.row(client), self.newest.row(client))
             self.newest.discard(client)
-        self.rows.discard(client)
+        self.rows.take_out(client, self.total)

@@ -10,6 +10,10 @@ The factor exp(-decay*(t+1)) is common to all weights and cancels. What is kept 
 over the clients that have reported; an arrival changes one e_j, so it costs O(d). `base` moves up (and total and mass
 are scaled down) before exp can overflow, however many arrivals there are.
 
+Both sums are rounded to the digits of the largest weight they ever held. When a client of 10^18 examples reports again
+with one example, a difference would leave nothing but that rounding. `peak` is the largest mass since both were last
+summed; once the mass is below 2^-20 of it they are summed again from the rows, so that at least 32 bits stay right.
+
 Clients that have not reported hold M_j = w^0, stamp_j = 0. Their r_j is what `start` was told, else the mean of those
 that have reported: with clients of equal size every weight is right from the first arrival on. A client that joins
 later has no weight until it reports: w^0 is no longer anybody's model by then.
@@ -24,18 +28,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from .. import kernels, rows
-from ..types import Accumulator, Receipt, Update, Vector
+from ..types import Accumulator, Receipt, State, Update, Vector
 from .base import Strategy
 from .caching import CacheParams
 
 _LARGEST_EXPONENT = 40.0
+_LEAST_PART = 2.0**-20
+"""Of the largest mass the sums have held: below it they are made from scratch."""
 
 
 class LatestModels(Strategy):
     """Base of the rules that average the newest model of every client."""
 
     needs = ("model",)
-    keeps = ("rows", "total", "mass", "base", "stamps", "examples", "reported", "silent", "told", "unknown", "w0")
+    keeps = (
+        "rows", "total", "mass", "peak", "base", "stamps", "examples", "reported", "silent", "told", "unknown", "w0"
+    )  # fmt: skip
     p: CacheParams
 
     @property
@@ -44,10 +52,10 @@ class LatestModels(Strategy):
         """How fast a model's weight fades per version of age."""
 
     def _allocate(self, length: int) -> None:
-        self.rows = rows.exact(self.p.cache, self.clients, length, folder=self.p.cache_dir)
+        self.rows = rows.exact(self.make_rows(self.p.cache, self.clients, length, folder=self.p.cache_dir))
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.w0: Vector = kernels.zeros(length, np.float32)
-        self.mass = 0.0
+        self.mass = self.peak = 0.0
         self.base = 0
         self.stamps: dict[int, int] = {}
         self.examples: dict[int, int] = {}
@@ -61,7 +69,7 @@ class LatestModels(Strategy):
         self.unknown = sum(not count for count in self.silent.values())
 
     def _begin(self) -> None:
-        self.w0[:] = self.w
+        self.w0[:] = self.w.high
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
         client, now = update.client, self.version + 1
@@ -70,14 +78,27 @@ class LatestModels(Strategy):
         self.reported += update.examples - self.examples.get(client, 0)
         self.stamps[client], self.examples[client] = now, update.examples
         self._hear(client)
-        new = self._weight(client)
+        new, model = self._weight(client), update.vectors["model"]
         self.mass += new - old
+        if self.mass < _LEAST_PART * self.peak:
+            self.rows.store(client, model)
+            self._resum()
+            new = old = 0.0  # the sums hold the new row already
+        self.peak = max(self.peak, self.mass)
         silent = self._silent_mass()
         inverse = 1.0 / (self.mass + silent)
         kernels.exchange_mean(
-            self.rows.row(client), update.vectors["model"], self.total, new, old, self.w, self.low, inverse,
-            silent * inverse, self.w0,
-        )  # fmt: skip
+            row=self.rows.row(client),
+            x=model,
+            total=self.total,
+            new=new,
+            old=old,
+            w=self.w.high,
+            low=self.w.low,
+            a=inverse,
+            b=silent * inverse,
+            start=self.w0,
+        )
         return self._applied(staleness)
 
     def _weight(self, client: int) -> float:
@@ -101,6 +122,7 @@ class LatestModels(Strategy):
             factor = math.exp(-self.decay * (now - self.base))
             self.total *= factor
             self.mass *= factor
+            self.peak *= factor
             self.base = now
 
     def _join(self, client: int) -> None:
@@ -121,3 +143,8 @@ class LatestModels(Strategy):
             weight = self._weight(client)
             self.mass += weight
             self.rows.add_to(self.total, weight, client)
+        self.peak = self.mass
+
+    def _loaded(self, state: State) -> Strategy:
+        """A state saved before there was a `peak` lacks it."""
+        return super()._loaded({**state, "keeps": {"peak": state["keeps"]["mass"], **state["keeps"]}})

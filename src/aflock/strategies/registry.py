@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from ..errors import ParameterError, UnknownName
 from ..params import Params
 from ..registry import Registry
+from ..system import disk_rows
 from .base import Strategy
 
 S = TypeVar("S", bound=type[Strategy])
@@ -27,7 +28,7 @@ the order of its step of it, or at a point pulled towards the fast clients."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyEntry:
     """What is known about a registered rule."""
 
     name: str
@@ -51,7 +52,7 @@ class Entry:
         }
 
 
-_ENTRIES: Registry[Entry] = Registry("strategy")
+_ENTRIES: Registry[StrategyEntry] = Registry("strategy")
 get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 _ADDITIONS: Registry[type[Strategy]] = Registry("addition to a strategy")
 
@@ -64,7 +65,7 @@ def register(name: str, *, paper: str, rule: str, optimum: Optimum, params: type
         raise ParameterError(f"optimum={optimum!r} is not valid; expected one of {', '.join(get_args(Optimum))}")
 
     def add(cls: S) -> S:
-        _ENTRIES.add(name, Entry(name, cls, params, paper, rule, optimum))
+        _ENTRIES.add(name, StrategyEntry(name, cls, params, paper, rule, optimum))
         cls.name = name
         return cls
 
@@ -86,7 +87,9 @@ def create(name: str, clients: int, *, seed: int = 0, **params: Any) -> Strategy
     cls = entry.cls
     for extra in additions:
         cls = _combined(extra, cls)
-    return cls(clients, entry.params.build(name, params), seed)
+    made = cls(clients, entry.params.build(name, params), seed)
+    made.make_rows = disk_rows.create
+    return made
 
 
 @functools.cache

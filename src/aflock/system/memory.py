@@ -1,4 +1,4 @@
-"""How much memory there is, and sizes in words."""
+"""How much memory there is, and giving it back."""
 
 from __future__ import annotations
 
@@ -36,20 +36,6 @@ def _group_memory() -> int:
         return limit - used + int(fields.get("inactive_file", 0))  # cached files make room when asked
     except (OSError, ValueError):  # no control group, or no limit ("max")
         return 2**62
-
-
-def human(size: float) -> str:
-    """A number of bytes with a unit a person reads."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things: 1 job, 2 jobs."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def resident() -> int:

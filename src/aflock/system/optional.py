@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from .errors import AflockError
+from ..errors import AflockError
 
 
 def need(*modules: str, extra: str, what: str) -> None:

@@ -1,17 +1,17 @@
-"""A server on loopback that speaks the protocol around a real coordinator, keeps nothing on disk, and can misbehave.
+"""A server on loopback with a real coordinator, for tests of the client: it keeps nothing on disk and can make faults.
 
     with serving(strategies.create("asgd", clients=1), w0) as server:
-        server.trouble["update"] = ["drop after", Sorry(503, "busy", after=0.01)]
+        server.faults["update"] = ["drop after", Refusal(503, "busy", after=0.01)]
         Client(server.url, server.token("alice"), ...).run(...)
 
-What goes wrong with the next requests of a kind (hello, job, update, heartbeat, decline, leave, model, status):
+The faults of the next requests of a kind (hello, job, update, heartbeat, decline, leave, model, status):
 
-    "drop before"    the connection ends before anything has happened
-    "drop after"     it happens, and the connection ends without an answer
+    "drop before"    the server closes the connection and does nothing
+    "drop after"     the server does what was asked, and closes the connection without an answer
     "cut"            the answer ends in the middle of its body
-    "hang"           there is no answer until the client gives up
-    Sorry(...)       this refusal, and nothing has happened
-    ""               nothing goes wrong
+    "hang"           the server does not answer until the client gives up
+    Refusal(...)       the server refuses and does nothing
+    ""               no fault
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any
 
 from aiohttp import web
 
-from aflock.coordinator import Coordinator
+from aflock.coordination.coordinator import Coordinator
 from aflock.errors import InputError
 from aflock.events import Event
-from aflock.net import wire
+from aflock.net.protocol import wire
 from aflock.strategies.base import Strategy
 from aflock.types import Job, Receipt, Update, Vector
 
@@ -39,8 +39,8 @@ SECRET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFG"
 
 
 @dataclass(frozen=True)
-class Sorry(Exception):
-    """A refusal."""
+class Refusal(Exception):
+    """A refusal, as the server answers with it."""
 
     status: int
     code: str = "busy"
@@ -54,7 +54,7 @@ class Sorry(Exception):
 
 @dataclass
 class Seat:
-    """What is known of a client."""
+    """What the server knows of a client."""
 
     number: int
     jobs: int = 0
@@ -64,7 +64,7 @@ class Seat:
     version: int = 0
 
 
-Trouble = str | Sorry
+Fault = str | Refusal
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 
 
@@ -104,10 +104,10 @@ class FakeServer:
             "batch": 8,
             "lease": lease,
         }
-        self.trouble: defaultdict[str, list[Trouble]] = defaultdict(list)
+        self.faults: defaultdict[str, list[Fault]] = defaultdict(list)
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.more: dict[str, Any] = {}
-        """What the status says besides."""
+        """Further keys of the status."""
         self.taken: Counter[int] = Counter()
         self.seats: dict[str, Seat] = {}
         self.ended = False
@@ -162,7 +162,7 @@ class FakeServer:
             ("GET", "/v1/model", "model", self._model),
             ("GET", "/v1/status", "status", self._status),
         ):
-            application.router.add_route(method, path, self._misbehaving(kind, handler))
+            application.router.add_route(method, path, self._with_faults(kind, handler))
         self._runner = web.AppRunner(application, shutdown_timeout=0.01, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls, reuse_address=True)
@@ -173,34 +173,33 @@ class FakeServer:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+            await asyncio.sleep(0.01)  # a transport that was closed closes its socket in a later iteration of the loop
 
-    # -- what goes wrong --------------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------------
 
-    def _misbehaving(self, kind: str, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _with_faults(self, kind: str, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             self.asked.append((kind, {name.lower(): value for name, value in request.headers.items()}))
-            trouble = self.trouble[kind].pop(0) if self.trouble[kind] else ""
+            fault = self.faults[kind].pop(0) if self.faults[kind] else ""
             try:
-                return await self._answered(request, kind, handler, trouble)
-            except Sorry as refusal:
+                return await self._answered(request, kind, handler, fault)
+            except Refusal as refusal:
                 return refusal.answer()
 
         return handle
 
-    async def _answered(
-        self, request: web.Request, kind: str, handler: Handler, trouble: Trouble
-    ) -> web.StreamResponse:
-        if isinstance(trouble, Sorry):
+    async def _answered(self, request: web.Request, kind: str, handler: Handler, fault: Fault) -> web.StreamResponse:
+        if isinstance(fault, Refusal):
             await request.read()
-            raise trouble
-        if trouble == "drop before":
+            raise fault
+        if fault == "drop before":
             return _dropped(request)
-        if trouble == "hang":
+        if fault == "hang":
             await asyncio.sleep(3600)
         answer = await handler(request, "" if kind == "status" else self._who(request))
-        if trouble == "drop after":
+        if fault == "drop after":
             return _dropped(request)
-        if trouble == "cut":
+        if fault == "cut":
             assert isinstance(answer, web.Response)
             return await _cut(request, answer)
         return answer
@@ -209,14 +208,14 @@ class FakeServer:
         version, _, rest = request.headers.get("Authorization", "").removeprefix("Bearer ").partition(".")
         name, _, secret = rest.partition(".")
         if version != "aflock1" or secret != SECRET:
-            raise Sorry(401, "token", "the token is not valid")
+            raise Refusal(401, "token", "the token is not valid")
         if self.ended and request.path != "/v1/hello":
-            raise Sorry(410, "ended", "the federation has ended")
+            raise Refusal(410, "ended", "the federation has ended")
         return name
 
     def _seat(self, name: str) -> Seat:
         if name not in self.seats:
-            raise Sorry(403, "not-a-member", "say hello first")
+            raise Refusal(403, "not-a-member", "say hello first")
         return self.seats[name]
 
     # -- the protocol -----------------------------------------------------------------------------------------------
@@ -237,7 +236,7 @@ class FakeServer:
         seat, until = self._seat(name), time.monotonic() + int(request.query.get("wait", "0"))
         while True:
             if self.ended:
-                raise Sorry(410, "ended", "the federation has ended")
+                raise Refusal(410, "ended", "the federation has ended")
             job = self.coordinator.pull(seat.number, time.monotonic())
             if job is not None:
                 return self._job(request, seat, job)
@@ -263,16 +262,16 @@ class FakeServer:
             return self._receipt(seat)
         while self.order is not None and (not self.order or self.order[0] != seat.number):
             if self.ended:
-                raise Sorry(410, "ended", "the federation has ended")
+                raise Refusal(410, "ended", "the federation has ended")
             await asyncio.sleep(0.001)
         if not self._holds(seat, id):
-            raise Sorry(409, "unknown-job", "this is not your open job")
+            raise Refusal(409, "unknown-job", "this is not your open job")
         vectors = wire.split(body, head.vectors, head.encoding, self.length)
         update = Update(seat.number, head.version, vectors, head.steps, head.examples, id)
         try:
             seat.receipt = self.coordinator.push(update, time.monotonic())
         except InputError as error:
-            raise Sorry(422, "unusable", str(error)) from None
+            raise Refusal(422, "unusable", str(error)) from None
         self.taken[id] += 1
         seat.answered, seat.version, seat.staleness = id, self.strategy.version, seat.receipt.staleness
         if self.order is not None:
@@ -295,13 +294,13 @@ class FakeServer:
 
     async def _heartbeat(self, request: web.Request, name: str) -> web.StreamResponse:
         if not self._holds(self._seat(name), int(request.match_info["id"])):
-            raise Sorry(409, "unknown-job", "this is not your open job")
+            raise Refusal(409, "unknown-job", "this is not your open job")
         return web.json_response({"lease": self.greeting["lease"]})
 
     async def _decline(self, request: web.Request, name: str) -> web.StreamResponse:
         seat = self._seat(name)
         if not self._holds(seat, int(request.match_info["id"])):
-            raise Sorry(409, "unknown-job", "this is not your open job")
+            raise Refusal(409, "unknown-job", "this is not your open job")
         self.coordinator.drop(seat.number, time.monotonic(), "declined")
         return web.json_response({})
 
@@ -342,7 +341,7 @@ async def _cut(request: web.Request, whole: web.Response) -> web.StreamResponse:
 
 @contextlib.contextmanager
 def serving(strategy: Strategy, w0: Vector, **options: Any) -> Iterator[FakeServer]:
-    """A server for the length of the block."""
+    """Runs a server within the block."""
     server = FakeServer(strategy, w0, **options)
     server.start()
     try:

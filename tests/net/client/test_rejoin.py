@@ -1,4 +1,4 @@
-"""A client whom the server does not know (any more), and one whose training fails when nobody waits for it."""
+"""A client that the server does not know, or not any more; and training that fails after its job became void."""
 
 from __future__ import annotations
 
@@ -21,26 +21,17 @@ from torch import nn
 from aflock import strategies
 from aflock.errors import AflockError, MissingVector, ParameterError, StateError
 from aflock.local import Memory, Trained
-from aflock.net import run as runs
-from aflock.net import transport
-from aflock.net.client import Client, Progress
-from aflock.net.refusals import Refused
+from aflock.net.client import run as runs
+from aflock.net.client.client import Client, Progress
+from aflock.net.protocol.refusals import Refused
 from aflock.types import Job
-from net.fake_server import FakeServer, Sorry, serving
-from net.server import invite, start, until
+from tests.net.client.fake_server import FakeServer, Refusal, serving
+from tests.net.real_server import invite, start, until
 
 pytestmark = pytest.mark.timeout(120)
 
 D = 15
-STRANGER = Sorry(403, "not-a-member", "say hello first")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long in a test."""
-    monkeypatch.setattr(transport, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(transport, "LONGEST_WAIT", 0.05)
-    monkeypatch.setattr(runs, "PULL_SECONDS", 1.0)
+UNKNOWN_CLIENT = Refusal(403, "not-a-member", "say hello first")
 
 
 def plain(name: str = "asgd", **options: Any) -> Any:
@@ -61,12 +52,12 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def after(jobs: int, act: Callable[[], None]) -> Callable[[Progress], None]:
-    """Does something once so many jobs are done."""
+    """Calls a function once so many jobs are done."""
     return lambda progress: act() if progress.jobs == jobs else None
 
 
 def new_terms(server: FakeServer, change: dict[str, Any]) -> Callable[[Progress], None]:
-    """After two jobs the server has another greeting, and has forgotten the client."""
+    """After two jobs the server answers hello with other settings, and does not know the client any more."""
 
     def changed() -> None:
         server.greeting |= change
@@ -81,7 +72,7 @@ def new_terms(server: FakeServer, change: dict[str, Any]) -> Callable[[Progress]
 @pytest.mark.parametrize("kind", ["job", "update"])
 def test_who_is_let_go_again_and_again_is_told(kind: str, tmp_path: Path) -> None:
     with plain() as server:
-        server.trouble[kind] = [STRANGER] * 50
+        server.faults[kind] = [UNKNOWN_CLIENT] * 50
         with pytest.raises(Refused, match=r"joined again 3 times in a row.*say hello first") as raised:
             made(server, tmp_path).run_with(one, jobs=1)
         assert (raised.value.status, raised.value.code) == (403, "not-a-member")
@@ -91,7 +82,7 @@ def test_who_is_let_go_again_and_again_is_told(kind: str, tmp_path: Path) -> Non
 
 def test_only_those_in_a_row_count() -> None:
     with plain() as server:
-        server.trouble["update"] = [*[STRANGER] * 3, ""] * 3
+        server.faults["update"] = [*[UNKNOWN_CLIENT] * 3, ""] * 3
         assert made(server).run_with(one, jobs=3).jobs == 3
         assert server.kinds().count("hello") == 10
 
@@ -153,7 +144,7 @@ def test_new_terms_that_cannot_be_met_are_told(
     ("change", "error", "says"),
     [
         ({"needs": ["delta"]}, MissingVector, "gave no vector 'delta'"),
-        ({"length": D + 1}, AflockError, "a body of 60 bytes comes where 64 are due"),
+        ({"length": D + 1}, AflockError, "the body has 60 bytes instead of 64"),
     ],
 )
 def test_training_of_ones_own_is_held_to_the_new_terms(
@@ -257,12 +248,12 @@ def test_a_real_server_gives_way_to_another(tmp_path: Path, monkeypatch: pytest.
 
 
 def _steps(folder: Path) -> list[int]:
-    """Of the updates that have come."""
+    """The numbers of local steps of the updates that arrived."""
     events = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
     return [event["steps"] for event in events if event["kind"] == "arrival"]
 
 
-# --- errors of training that nobody waits for ------------------------------------------------------------------------
+# --- errors of training after the job became void --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("why", ["stopped", "ended"])
@@ -281,7 +272,7 @@ def test_an_error_of_training_is_told_after_the_end(why: str, caplog: pytest.Log
 
         assert client.run_with(train).why == why
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert [record.getMessage() for record in told] == ["training failed on job 0, which nobody waited for any more"]
+    assert [record.getMessage() for record in told] == ["training failed on job 0, whose result was no longer needed"]
     assert "ZeroDivisionError: my own" in caplog.text
 
 
@@ -313,7 +304,7 @@ def test_training_that_was_cut_short_is_no_error(caplog: pytest.LogCaptureFixtur
 
 FAILING = """
 import logging, sys, time
-from aflock.net.client import Client
+from aflock.net.client.client import Client
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 

@@ -1,4 +1,4 @@
-"""What whoever runs a server meets: files that are refused, addresses, lists, tables, and lines in the log."""
+"""What an operator sees: files that are refused, addresses, the list of members, the status table, log lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from torch import nn
 
 from aflock import Client, cli
 from aflock.errors import ParameterError, StateError
-from aflock.net import board, settings
-from aflock.net.keep import Keep
-from net.server import NotStarted, Server, invite, joined, output, running, working
+from aflock.net.client.state import ClientState
+from aflock.net.commands import status_table
+from aflock.net.server import settings
+from tests.net.real_server import NotStarted, Server, invite, joined, output, running, working
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,7 +47,7 @@ def _aflock(*arguments: str | Path) -> tuple[int, str, str]:
         (["local.name=scaffold"], "[local] scaffold does not go with asgd: it needs the job to carry 'control'"),
         (["strategy.name=fedbuff+scaffold", "local.name=sgd"], "sgd does not go with fedbuff+scaffold: it sends no"),
         (["server.port=65536"], "[server]: port=65536 is not valid; expected an integer from 0 to 65535"),
-        (["server.names=7"], "[server]: names=7 is not valid; expected names or addresses, apart by commas"),
+        (["server.names=7"], "[server]: names=7 is not valid; expected names or addresses, separated by commas"),
     ],
 )
 def test_a_file_that_cannot_work_is_refused_at_start(changes: list[str], says: str, tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_line_of_the_log_says_when_in_utc(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_members_are_listed_without_their_secrets(tmp_path: Path) -> None:
     code, out, _ = _aflock("members", tmp_path)
-    assert (code, out) == (0, f"nobody was invited yet; make a token with: aflock invite {tmp_path} alice\n")
+    assert (code, out) == (0, f"no member was invited yet; make a token with: aflock invite {tmp_path} alice\n")
     for name in ("bob", "alice-of-the-hills"):
         assert _aflock("invite", tmp_path, name, "--out", tmp_path / f"{name}.token")[0] == 0
     assert _aflock("revoke", tmp_path, "bob")[0] == 0
@@ -169,8 +170,8 @@ def test_a_copy_in_the_documented_order_is_whole_while_updates_come(tmp_path: Pa
 
 
 def _copied(server: Server, backup: Path) -> int:
-    """As docs/server.md says; how many updates were taken before the journal was copied."""
-    section = (Path(__file__).parents[2] / "docs" / "server.md").read_text().split("**Backup.**")[1]
+    """Copies as docs/server.md says; returns how many updates were taken before the journal was copied."""
+    section = (Path(__file__).parents[3] / "docs" / "server.md").read_text().split("**Backup.**")[1]
     snapshots, trace, *rest = re.findall(r"^    (cp [^#\n]*)", section, re.M)
     assert ("snapshot" in snapshots, "trace" in trace, "journal" in rest[0]) == (True, True, True)
     backup.mkdir(mode=0o700)
@@ -192,7 +193,7 @@ def _cp(command: str, where: Path) -> None:
 def _printed(found: dict[str, Any], width: int) -> list[str]:
     """The lines of the table, without the summary."""
     out = io.StringIO()
-    Console(file=out, width=width).print(board.table(found, width))
+    Console(file=out, width=width).print(status_table.table(found, width))
     return [line for line in out.getvalue().splitlines() if line[0] in "┃│"]
 
 
@@ -224,7 +225,7 @@ def test_short_names_leave_room_for_every_column(tmp_path: Path) -> None:
     with running(tmp_path / "fed", orderly=False) as server:
         joined(server, "alice")
         head, row = _printed(server.status(), 80)
-    assert head.replace("┃", " ").split() == list(board._CELLS)
+    assert head.replace("┃", " ").split() == list(status_table.COLUMNS)
     assert "alice" in row
 
 
@@ -232,15 +233,15 @@ def test_short_names_leave_room_for_every_column(tmp_path: Path) -> None:
     ("seconds", "says"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (172_800, "2 d")]
 )
 def test_a_time_in_its_largest_unit(seconds: float, says: str) -> None:
-    assert board.lasting(seconds) == says
+    assert status_table.duration(seconds) == says
 
 
 # --- a client's folder -----------------------------------------------------------------------------------------------
 
 
 def test_a_state_folder_that_fails_is_named(tmp_path: Path) -> None:
-    keep = Keep(tmp_path, "fed")
+    kept = ClientState(tmp_path, "fed")
     (tmp_path / "pending.safetensors").mkdir()
     with pytest.raises(StateError, match=re.escape(f"{tmp_path} cannot be used (Is a directory)")):
-        keep.drop()
-    keep.close()
+        kept.discard_pending()
+    kept.close()

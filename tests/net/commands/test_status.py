@@ -1,4 +1,4 @@
-"""A look at a federation: who may have one, whom it believes, and how long it may be."""
+"""`aflock status`: tokens, certificates, fingerprints, and how long an answer may be."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 
 from aflock import cli, strategies
 from aflock.errors import ParameterError
-from aflock.net import glance, members, tls
-from aflock.net.client import Session
-from aflock.net.glance import status
-from aflock.net.trouble import Nonsense, Untrusted
-from net.fake_server import FakeServer, serving
-from net.server import output, running
+from aflock.net.client import status as status_request
+from aflock.net.client.client import Session
+from aflock.net.client.errors import ProtocolError, Untrusted
+from aflock.net.client.status import status
+from aflock.net.identity import members, tls
+from tests.net.client.fake_server import FakeServer, serving
+from tests.net.real_server import output, running
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -61,10 +62,10 @@ def test_a_closed_status_is_shown_to_who_brings_a_token(tmp_path: Path) -> None:
         assert "asgd" in _aflock("status", server.url, "--token-file", alice)[1]
 
         bare = tmp_path / "bare.token"
-        members.write_token_file(bare, members.read_token_file(alice).token, None)
+        members.write_new(bare, members.token_text(members.read_token_file(alice).token, None))
         code, _, err = _aflock("status", server.url, "--token-file", bare)
         assert code == 1
-        assert "gets no token" in err
+        assert "the token is not sent to" in err
         assert _aflock("status", server.url, "--token-file", bare, "--ca", folder / "tls" / "ca.pem")[0] == 0
 
         newer = _invited(folder, "alice", "--again")
@@ -107,9 +108,9 @@ def test_a_token_does_not_go_to_who_cannot_be_trusted(tmp_path: Path) -> None:
     shown = tls.fingerprint(certificates.certificate.read_bytes())
     with plain(tls=tls.server_context(certificates)) as server:
         token = server.token()
-        with pytest.raises(Untrusted, match="gets no token"):
+        with pytest.raises(Untrusted, match="the token is not sent to"):
             status(server.url, token=token)
-        with pytest.raises(Untrusted, match="not of that authority"):
+        with pytest.raises(Untrusted, match="not signed by that authority"):
             status(server.url, token=token, ca=_other_authority())
         with pytest.raises(Untrusted, match="shows the certificate"):
             status(server.url, token=token, fingerprint="00" * 32)
@@ -135,7 +136,7 @@ def test_plain_http_has_no_certificate_to_complain_about() -> None:
         assert _aflock("status", server.url, "--json")[::2] == (0, "")
 
 
-@pytest.mark.parametrize(("number", "says"), [(1, "1 more client to come"), (2, "2 more clients to come")])
+@pytest.mark.parametrize(("number", "says"), [(1, "waits for 1 more client\n"), (2, "waits for 2 more clients\n")])
 def test_one_is_not_many(number: int, says: str, tmp_path: Path) -> None:
     with running(tmp_path / "fed", changes=[f"federation.clients={number}"], orderly=False) as server:
         assert says in _aflock("status", server.url)[1]
@@ -148,8 +149,8 @@ def test_a_status_of_ten_thousand_clients(monkeypatch: pytest.MonkeyPatch) -> No
         server.more = {"clients": crowd}
         assert status(server.url)["clients"] == crowd
         assert asyncio.run(_seen_by_a_member(server))["clients"] == crowd
-        monkeypatch.setattr(glance, "LONGEST_STATUS", 1 << 20)
-        with pytest.raises(Nonsense, match="a status comes without end"):
+        monkeypatch.setattr(status_request, "LONGEST_STATUS", 1 << 20)
+        with pytest.raises(ProtocolError, match="the status is longer than"):
             status(server.url)
 
 

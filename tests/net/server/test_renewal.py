@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aflock.net import pki, tls
-from aflock.net.renewal import Encryption
+from aflock.net.identity import pki, tls
+from aflock.net.server.renewal import Encryption
 
 HOSTS = ["127.0.0.1"]
 
@@ -69,7 +69,7 @@ def test_a_certificate_that_was_replaced(tmp_path: Path, caplog: pytest.LogCaptu
         async with serving(partial(tls.prepare, tmp_path, HOSTS, certificate=certificate, key=key)) as address:
             assert await shown(address) == of(old)
             shutil.copy(new.certificate, certificate)
-            await until_told(caplog, "the certificate in use stays")
+            await until_told(caplog, "the server keeps its old certificate")
             assert await shown(address) == of(old)
             shutil.copy(new.key, key)
             await until_shown(address, of(new))

@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from ..params import choice
-from ..types import State
+from ...errors import InputError
+from ...params import choice
+from ...types import State
+from ..base import Dataset
+from ..fetching.archives import all_of, by_name
+from ..fetching.fetch import Supply
+from ..fetching.sources import Npm, Web
+from ..registry import register
 from . import images
-from .base import Dataset
-from .fetch import Supply
 from .images import ImageParams, Pixels
-from .registry import register
-from .sources import Npm, Web
-from .wrapped import all_of, by_name
 
 SIDE, COLOURS = 32, 3
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError, ParameterError
-from .checks import imported
+from ...errors import InputError, ParameterError
+from ..checks import imported
 from .netcdf import Times, grid_of, quantity
 from .series import Numbers, Series, resampled
 

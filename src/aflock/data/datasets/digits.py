@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from .. import rng
-from ..params import Params, unit
-from .base import Dataset
-from .checks import imported
-from .holdout import stratified
-from .registry import register
+from ... import rng
+from ...params import Params, unit
+from ..base import Dataset
+from ..checks import imported
+from ..registry import register
+from ..splits.holdout import stratified
 
 WHITE = 16  # the largest grey value
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import ParameterError
-from .base import Integers
-from .checks import imported
+from ...errors import ParameterError
+from ..base import Integers
+from ..checks import imported
 from .series import Numbers
 
 Pole = tuple[float, float]

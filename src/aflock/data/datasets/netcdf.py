@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from .base import Integers
-from .checks import imported
+from ...errors import InputError
+from ..base import Integers
+from ..checks import imported
 from .grids import Grid, Pole
 from .series import Numbers
 

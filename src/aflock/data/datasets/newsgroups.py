@@ -3,7 +3,7 @@
 As rows of numbers (`representation="tfidf"`): how often each of the `features` most frequent words of the training
 articles occurs, as 1 + log, against how common it is, scaled to length 1. As rows of tokens ("tokens"): the first
 `length` of each article, filled up with 0; from the words and signs of the training articles by frequency (1 is any
-other), or from a pretrained model's own `tokenizer`. `texts` gives the articles themselves.
+other), or from a pretrained model's own `tokenizer`.
 
 Headers, signatures and quotations name the group all too often. They are left out unless strip=False, as scikit-learn
 recommends.
@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
-from ..params import Params, choice, switch, whole
-from ..types import State
-from . import cache
-from .base import Dataset
-from .checks import imported, text
-from .fetch import Supply
-from .registry import register
-from .sources import Web
-from .wrapped import contents
+from ...errors import InputError
+from ...params import Params, choice, switch, whole
+from ...types import State
+from ..base import Dataset
+from ..checks import imported, text
+from ..fetching import cache
+from ..fetching.archives import contents
+from ..fetching.fetch import Supply
+from ..fetching.sources import Web
+from ..registry import register
 
 _PARTS = ("20news-bydate-train", "20news-bydate-test")
 _QUOTED = re.compile(r"^[>|]|^In article|^Quoted from|writes in|(writes|wrote|says|said):", re.MULTILINE)
@@ -62,12 +62,8 @@ def _is_article(path: str) -> bool:
     return len(parts := PurePosixPath(path).parts) >= 3 and parts[-3] in _PARTS
 
 
-def texts(strip: bool = True) -> tuple[list[str], list[str]]:
-    """The training and the test articles, with or without what gives them away."""
-    return _texts(BY_DATE.arrays(), strip)
-
-
 def _texts(kept: State, strip: bool) -> tuple[list[str], list[str]]:
+    """The training and the test articles, with or without what gives them away."""
     articles = [stripped(article) if strip else article for article in _articles(kept)]
     return articles[: kept["training"]], articles[kept["training"] :]
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
-from ..types import State
-from .base import Dataset, Integers
+from ...errors import InputError
+from ...types import State
+from ..base import Dataset, Integers
 
 Numbers = npt.NDArray[np.float64]
 YEAR = 365.2425 * 24 * 60

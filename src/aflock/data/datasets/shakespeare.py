@@ -23,15 +23,15 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
-from ..params import Params, choice, unit, whole
-from ..types import State
-from . import cache
-from .base import Dataset, Integers
-from .fetch import Supply
-from .registry import register
-from .sources import Pip, Web
-from .wrapped import by_name, contents
+from ...errors import InputError
+from ...params import Params, choice, unit, whole
+from ...types import State
+from ..base import Dataset, Integers
+from ..fetching import cache
+from ..fetching.archives import by_name, contents
+from ..fetching.fetch import Supply
+from ..fetching.sources import Pip, Web
+from ..registry import register
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 _TOKENS = np.full(256, LETTERS.index(" "), np.uint8)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import rng
-from ..errors import ParameterError
-from ..params import Params, non_negative, unit, whole
-from .base import Dataset
-from .holdout import stratified
-from .registry import register
+from ... import rng
+from ...errors import ParameterError
+from ...params import Params, non_negative, unit, whole
+from ..base import Dataset
+from ..registry import register
+from ..splits.holdout import stratified
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, ParameterError
-from ..params import Params, positive, switch, unit, whole
-from . import cache, climate, haute_borne
-from .base import Dataset
-from .checks import optional, text
-from .registry import register
+from ...errors import InputError, ParameterError
+from ...params import Params, positive, switch, unit, whole
+from ..base import Dataset
+from ..checks import optional, text
+from ..fetching import cache
+from ..registry import register
+from . import climate, haute_borne
 from .series import Series, windows
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from ..errors import InputError
+from ...errors import InputError
 
 Wanted = Callable[[str], bool]
 """Whether a file with that path is to be read."""

@@ -7,7 +7,6 @@ its holder, however that ends, so there is no such thing as a stale one.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .. import state
-from ..errors import AflockError, StateError
-from ..types import State
-from .meter import Meter
+from ... import state
+from ...errors import AflockError, StateError
+from ...system import files
+from ...types import State
+from .download_progress import DownloadProgress
 
 _MAKING = 1
 """To be raised when something derived is made in another way, so that nobody finds what was made before."""
@@ -49,29 +49,27 @@ def derived(name: str, **settings: Any) -> str:
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def kept(name: str, make: Callable[[], State], meter: Meter | None = None) -> State:
+def kept(name: str, make: Callable[[], State], meter: DownloadProgress | None = None) -> State:
     """What is kept under that name; made now if nothing is, by one process however many ask."""
     file = file_of(name)
     if not file.exists():
-        with locked(name, meter or Meter()):
+        with locked(name, meter or DownloadProgress()):
             if not file.exists():  # somebody else may have made it while this process waited
-                _sweep(file)
+                files.remove_leftovers(file.parent, file.name)
                 state.save(file, make())
     try:
-        return state.load(file)
+        return state.load(file, mapped=True)  # the processes of a run share one copy in memory
     except StateError as error:
         raise StateError(f"{error}; delete it and it will be made anew") from None
 
 
 @contextmanager
-def locked(name: str, meter: Meter) -> Iterator[None]:
+def locked(name: str, meter: DownloadProgress) -> Iterator[None]:
     """Inside, no other process is inside with the same name."""
     with _made(folder() / ".locks").joinpath(name).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not files.locked(lock.fileno()):
             meter.say(f"{name}: waiting for another process that is getting it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            files.locked(lock.fileno(), wait=True)
         yield
 
 
@@ -85,9 +83,3 @@ def _made(path: Path) -> Path:
             f"{path.parent} cannot be written ({error.strerror}); set AFLOCK_DATA to a folder that can"
         ) from error
     return path
-
-
-def _sweep(file: Path) -> None:
-    """Removes what a process left behind that was killed while it wrote this file."""
-    for leftover in file.parent.glob(f".{file.name}.*"):
-        leftover.unlink()

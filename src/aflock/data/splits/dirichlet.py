@@ -54,16 +54,16 @@ def dirichlet(dataset: Dataset, clients: int, params: DirichletParams, draws: np
             f"{dataset.name!r} has {len(labels)}; lower min_size or clients"
         )
     totals = np.bincount(labels, minlength=dataset.classes)
-    counts = _best_draw(totals, clients, params, draws)
+    counts = best_draw(totals, clients, params, draws)
     fill(counts, params.min_size)
     return deal(labels, counts, draws)
 
 
-def _best_draw(totals: Integers, clients: int, params: DirichletParams, draws: np.random.Generator) -> Integers:
+def best_draw(totals: Integers, clients: int, params: DirichletParams, draws: np.random.Generator) -> Integers:
     """The first of a few draws that leaves nobody short, or the one that leaves least to be filled up."""
     best, least = np.empty(0, np.int64), -1
     for _ in range(DRAWS):
-        counts = _draw(totals, clients, params.alpha, draws)
+        counts = draw(totals, clients, params.alpha, draws)
         short = int(np.maximum(params.min_size - counts.sum(1), 0).sum())
         if least < 0 or short < least:
             best, least = counts, short
@@ -72,7 +72,7 @@ def _best_draw(totals: Integers, clients: int, params: DirichletParams, draws: n
     return best
 
 
-def _draw(totals: Integers, clients: int, alpha: float, draws: np.random.Generator) -> Integers:
+def draw(totals: Integers, clients: int, alpha: float, draws: np.random.Generator) -> Integers:
     """How many examples of each class each client gets (clients x classes); the columns sum to `totals`."""
     alphas = np.full(clients, min(max(alpha, NARROWEST), WIDEST))
     ends = np.cumsum(draws.dirichlet(alphas, len(totals)), axis=1) * totals[:, None]

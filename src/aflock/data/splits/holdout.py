@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Integers
+from ..base import Integers
 
 
 def stratified(labels: Integers, fraction: float, draws: np.random.Generator) -> tuple[Integers, Integers]:

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels
-from ..params import Params, non_negative, positive, switch, unit, whole
-from ..types import Job, Vector
-from .base import Direction, Known, LocalRule, Task, Walk, sound, start
-from .registry import register
+from ... import kernels
+from ...params import Params, non_negative, positive, switch, unit, whole
+from ...types import Job, Vector
+from ..base import Direction, Known, LocalRule, Task, Walk, sound, start
+from ..registry import register
 
 
 @dataclass(frozen=True)

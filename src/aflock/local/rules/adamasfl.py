@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import theorems
-from ..params import positive
-from ..types import Job, Vector
-from .base import Direction, Known
-from .momentum import Momentum, MomentumParams
-from .registry import register
+from ... import theorems
+from ...params import positive
+from ...types import Job, Vector
+from ..base import Direction, Known
+from ..momentum import Momentum, MomentumParams
+from ..registry import register
 
 
 @dataclass(frozen=True)

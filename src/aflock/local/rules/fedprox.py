@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..params import Params, non_negative, positive
-from ..types import Job
-from .base import Direction, Known, LocalRule
-from .registry import register
+from ...params import Params, non_negative, positive
+from ...types import Job
+from ..base import Direction, Known, LocalRule
+from ..registry import register
 
 
 @dataclass(frozen=True)

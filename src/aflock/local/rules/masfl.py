@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..params import positive
-from .momentum import Momentum, MomentumParams
-from .registry import register
+from ...params import positive
+from ..momentum import Momentum, MomentumParams
+from ..registry import register
 
 
 @dataclass(frozen=True)

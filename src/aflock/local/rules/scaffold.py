@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..params import Params, positive
-from ..types import Job, Vector
-from .base import Direction, Known, LocalRule
-from .registry import register
+from ...params import Params, positive
+from ...types import Job, Vector
+from ..base import Direction, Known, LocalRule
+from ..registry import register
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..params import Params, non_negative, positive, unit
-from ..types import Job, Vector
-from .base import Direction, Known, LocalRule
-from .registry import register
+from ...params import Params, non_negative, positive, unit
+from ...types import Job, Vector
+from ..base import Direction, Known, LocalRule
+from ..registry import register
 
 
 @dataclass(frozen=True)

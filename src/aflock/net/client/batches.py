@@ -1,4 +1,7 @@
-"""A client's own batches: gone through again and again, and counted."""
+"""The batches that a user gives to `Client.run`: iterated over epoch after epoch, and counted.
+
+`training.py` takes one batch per local step from them; an update carries the number of examples.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ParameterError
+from ...errors import ParameterError
 
 Batch = tuple[Any, Any]
 Batches = Iterable[Batch] | Callable[[], Iterator[Batch]]
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 MOST_COUNTED = 100_000
-"""Batches of a function that are counted before it counts as endless."""
+"""A function whose iterator gives more batches than this is taken for endless."""
 EMPTY = "batches is empty; expected at least one pair (x, y)"
-"""What is wrong with batches that give none."""
+"""The error for an iterator that gives no batch."""
 
 
-class Feed:
-    """Batches without end, as arrays, from something that can be iterated over again and again."""
+class EndlessBatches:
+    """Epoch after epoch of batches, as arrays, from a list, a loader or a function that returns an iterator."""
 
     def __init__(self, batches: Batches) -> None:
         if callable(batches):
@@ -31,28 +34,28 @@ class Feed:
             self._begin = batches.__iter__
         else:
             raise ParameterError(
-                f"batches is a {type(batches).__name__}; expected a list or loader of pairs (x, y) that can be gone "
-                "through again and again, or a function that returns an iterator"
+                f"batches is a {type(batches).__name__}; expected a list or loader of pairs (x, y) that can be "
+                "iterated over repeatedly, or a function that returns an iterator"
             )
         self._batches: Any = batches
         self._counted: tuple[int, int] | None = None
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
-        with suppress(AttributeError, TypeError):  # no loader, or one of a stream
+        """How many examples an epoch has; iterates over an epoch if only counting them can tell."""
+        with suppress(AttributeError, TypeError):  # not a loader, or the loader of an iterable dataset without a length
             return len(self._batches.dataset)
         return self._count()[1]
 
     @property
     def count(self) -> int:
-        """How many batches make an epoch; 1 where only counting them could tell."""
-        with suppress(TypeError):  # it has no length, or (a loader of a stream) cannot tell
+        """How many batches an epoch has; 1 if they have no length and were not counted."""
+        with suppress(TypeError):  # no length, or the loader of an iterable dataset without one
             return max(1, len(self._batches))
         return 1 if self._counted is None else self._counted[0]
 
     def endless(self) -> Iterator[Arrays]:
-        """One epoch after the other."""
+        """The batches of one epoch after the other, without end."""
         while True:
             empty = True
             for batch in self._begin():
@@ -67,7 +70,9 @@ class Feed:
             for x, _ in map(_pair, self._begin()):
                 batches, examples = batches + 1, examples + len(x)
                 if batches > MOST_COUNTED:
-                    raise ParameterError("batches does not end; say how many examples there are with examples=")
+                    raise ParameterError(
+                        f"batches gives more than {MOST_COUNTED} pairs; say how many examples there are: examples="
+                    )
             if not batches:
                 raise ParameterError(EMPTY)
             self._counted = batches, examples
@@ -86,5 +91,5 @@ def _arrays(batch: Any) -> Arrays:
 
 
 def _array(values: Any) -> npt.NDArray[Any]:
-    """A torch tensor's own memory, if it lies where NumPy can see it."""
+    """As a NumPy array; a torch tensor on the CPU is not copied."""
     return np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)

@@ -1,15 +1,15 @@
-"""A client of a federation: pulls a job, trains, pushes what came of it, and again.
+"""`aflock.Client`: takes part in a federation as one member. It pulls a job, trains, pushes the update, and repeats.
 
     aflock.Client("https://host:8443", "alice.token").run(model, batches)
 
-    run          trains a torch module, or an aflock model, on batches of one's own
-    run_with     hands every job to a function of one's own
+    run          trains a torch module, or an aflock model, on the user's batches
+    run_with     calls a function of the user's for every job
 
-Training has a thread of its own; beside it the event loop tells the server that the job is being worked on. The model
-goes out of this process in updates only, and an update is on disk before it is on its way (`keep.py`): a client that
-was killed, or whose server was, goes on where it was, and both agree on what was taken.
+Training runs in a thread of its own (`training_thread.py`), while the event loop sends heartbeats. Only updates leave
+this process, never the data. An update is on disk before it is sent (`state.py`): a client that is killed, or whose
+server is, continues where it was, and both agree on which updates were taken.
 
-The first Ctrl-C gives the open job back and returns; the second one ends at once.
+The first Ctrl-C gives the open job back and returns; the second one ends the run at once.
 """
 
 from __future__ import annotations
@@ -28,25 +28,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import InputError, ParameterError
-from ..local import LocalRule, Steps
-from . import members
+from ...errors import InputError, ParameterError
+from ...local import LocalRule, Steps
+from ..identity import members
+from ..protocol.refusals import Refused
+from ..protocol.urls import address, pem_text
 from .answers import Answer, Hello, Pulled
-from .feed import Batches
-from .glance import status
-from .keep import Keep, Occupied, Parcel
-from .refusals import Refused
+from .batches import Batches
+from .errors import ProtocolError, Unavailable, Untrusted
 from .run import Run
-from .terms import Limits, Prepare, Progress, Summary, Train
+from .run_types import Limits, Prepare, Progress, Summary, Train
+from .session import Session
+from .state import ClientState, EncodedUpdate, StateInUse
+from .status import status
 from .training import Buffers, Training
-from .transport import Session
-from .trouble import Nonsense, Unavailable, Untrusted
-from .updates import as_sent
-from .urls import address, pem_text
 
 __all__ = [
-    "Answer", "Client", "Hello", "Nonsense", "Occupied", "Parcel", "Progress", "Pulled", "Refused", "Session",
-    "Summary", "Train", "Unavailable", "Untrusted", "as_sent", "status",
+    "Answer", "Client", "EncodedUpdate", "Hello", "Progress", "ProtocolError", "Pulled", "Refused", "Session",
+    "StateInUse", "Summary", "Train", "Unavailable", "Untrusted", "status",
 ]  # fmt: skip
 
 log = logging.getLogger("aflock.client")
@@ -73,19 +72,19 @@ class Client:
         give_up: float | None = None,
         keep: bool = True,
     ) -> None:
-        """A client of the server at `url`; nothing is sent before a run.
+        """Checks the arguments; nothing is sent before a run.
 
         token            the token itself, or the path of the token file of an invitation
-        ca               whom to trust: PEM text or its path; None: what the token file says, else the system
-        state_dir        where the client remembers; None: ~/.local/state/aflock/FEDERATION/NAME
-        insecure         whether an http:// URL may lead to another machine
-        timeout          seconds the server may be silent
-        certificate, key the client's own, for servers that ask for one: paths
-        give_up          seconds without an answer that end a run with an error; None: it waits for ever
-        keep             False: nothing is written to disk; what a killed client knew is lost
+        ca               the authority to trust: PEM text or its path; None: the token file's, else the system's
+        state_dir        the folder of the client's state; None: ~/.local/state/aflock/FEDERATION/NAME
+        insecure         whether the URL of another machine may be http://, which sends the token unencrypted
+        timeout          seconds to wait for the server within one request
+        certificate, key the client's own, for servers that ask for one (mTLS): paths
+        give_up          seconds without an answer after which a run ends with an error; None: it tries for ever
+        keep             False: the state is not written to disk; a killed client loses it
         """
         address(url, insecure=insecure)
-        secret, found = _token(token)
+        secret, found = _read_token(token)
         self.url, self.name = url, secret.split(".")[1]
         self._connect = partial(
             Session,
@@ -119,22 +118,23 @@ class Client:
         loss: Callable[[Any, Any], Any] | None = None,
         buffers: Buffers = "refuse",
     ) -> Summary:
-        """Takes part until the federation ends, `jobs` jobs are done, or `stop` is called.
+        """Takes part until the federation ends, `jobs` jobs are done, or another thread calls `stop`.
 
-        model            a torch nn.Module, or an aflock model; a module holds the last model pulled afterwards
-        batches          pairs (x, y): something to iterate over again and again, or a function that gives an iterator
-        local            the client's rule: its name, {"name": ..., parameters}, or itself; None: as the server advises
-        steps            K: a number, a function that gives one for every job, or aflock.local.Epochs; None: as advised
-        examples         how many there are; None: they are counted
-        progress         called after every job
+        model            a torch nn.Module, or an aflock model; afterwards a module holds the last model pulled
+        batches          pairs (x, y): a list or loader that can be iterated over repeatedly, or a function that
+                         returns an iterator
+        local            the local rule: its name, {"name": ..., parameters}, or an object; None: as the server advises
+        steps            K: a number, a function that returns one per job, or aflock.local.Epochs; None: as advised
+        examples         how many examples the client has; None: the client counts them
+        progress         called with a `Progress` after every job
         loss, buffers    of a torch module: see aflock.models.torch_module
         """
         training = Training(model, batches, local=local, steps=steps, loss=loss, buffers=buffers)
-        limits = Limits.checked(training.feed.examples if examples is None else examples, jobs, progress)
-        with training.mode_put_back():
-            summary = self._drive(lambda: self._go(training.prepare, limits))
+        limits = Limits.checked(training.batches.examples if examples is None else examples, jobs, progress)
+        with training.mode_restored():
+            summary = self._run_coroutine(lambda: self._take_part(training.prepare, limits))
         if summary.model is not None:
-            training.leave_with(summary.model)
+            training.load_weights(summary.model)
         return summary
 
     def run_with(
@@ -145,38 +145,41 @@ class Client:
         jobs: int | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Summary:
-        """As `run`, with training of one's own; it is called in one other thread and must leave the memory as it is."""
+        """As `run`, with the user's own training function.
+
+        The run calls `train` in its training thread; `train` must not change the memory it gets.
+        """
         limits = Limits.checked(examples, jobs, progress)
-        return self._drive(lambda: self._go(lambda hello, cancelled: train, limits))
+        return self._run_coroutine(lambda: self._take_part(lambda hello, cancelled: train, limits))
 
     def stop(self) -> None:
-        """Ends the run, or the next one: its open job is given back. From any thread."""
+        """Ends the run, or the next one if none is running; its open job is given back. Any thread may call it."""
         self._stop.set()
         if (run := self._run) is not None:
-            run.stop_from_elsewhere()
+            run.stop_threadsafe()
 
     def leave(self) -> None:
-        """Leaves the federation for good; what the client remembers of it is removed."""
-        self._drive(self._leave)
+        """Leaves the federation for good, and removes the client's state in it."""
+        self._run_coroutine(self._leave)
 
-    # -- inside -----------------------------------------------------------------------------------------------------
+    # -- private ----------------------------------------------------------------------------------------------------
 
-    def _drive(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Runs it here; in a notebook, which has an event loop of its own, in a thread."""
+    def _run_coroutine(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs a coroutine to its end: in this thread, or in another if this one has an event loop (in a notebook)."""
         if not _in_event_loop():
-            return _completed(begin)
+            return _run_to_end(begin)
         with ThreadPoolExecutor(1) as thread:
             try:
-                return thread.submit(_completed, begin).result()
+                return thread.submit(_run_to_end, begin).result()
             except KeyboardInterrupt:
                 self.stop()
                 raise
 
-    async def _go(self, prepare: Prepare, limits: Limits) -> Summary:
+    async def _take_part(self, prepare: Prepare, limits: Limits) -> Summary:
         if self._run is not None:
-            raise InputError("this client is running already; make another one, with a token of its own")
+            raise InputError("this client is already running; make another Client, with a token of its own")
         async with self._connect() as session:
-            run = self._run = Run(session, prepare, self._opened, limits)
+            run = self._run = Run(session, prepare, self._open_state, limits)
             try:
                 if self._stop.is_set():
                     run.stop()
@@ -188,18 +191,18 @@ class Client:
 
     async def _leave(self) -> None:
         async with self._connect() as session:
-            keep = self._opened(await session.hello())
+            state = self._open_state(await session.hello())
             try:
                 await session.leave()
-                keep.forget()
+                state.forget()
             finally:
-                keep.close()
+                state.close()
 
-    def _opened(self, hello: Hello) -> Keep:
-        """What this client remembers of that federation."""
+    def _open_state(self, hello: Hello) -> ClientState:
+        """This client's state in the federation of that hello."""
         if not self._keeps:
-            return Keep(None, hello.federation)
-        return Keep(self._state_dir or _state_home() / hello.federation / self.name, hello.federation)
+            return ClientState(None, hello.federation)
+        return ClientState(self._state_dir or _state_home() / hello.federation / self.name, hello.federation)
 
 
 def _in_event_loop() -> bool:
@@ -210,25 +213,25 @@ def _in_event_loop() -> bool:
     return True
 
 
-def _completed(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def _run_to_end(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return asyncio.run(begin())
-    except asyncio.CancelledError:  # by the second Ctrl-C
+    except asyncio.CancelledError:  # the second Ctrl-C cancels the task
         raise KeyboardInterrupt from None
 
 
-def _token(token: str | Path) -> tuple[str, str | None]:
-    """A token, and the authority that came with it; errors do not quote what may be one."""
+def _read_token(token: str | Path) -> tuple[str, str | None]:
+    """The token, and the authority in its token file; errors do not quote text that may be a token."""
     if isinstance(token, str) and token.strip().startswith("aflock1."):
         _, name, *secret = token.strip().split(".")
         if len(secret) != 1 or not _SECRET.fullmatch(secret[0]):
-            raise ParameterError("this is no token; expected aflock1.<name>.<secret> as it was handed out")
+            raise ParameterError("this is not a token; expected aflock1.<name>.<secret>, as `aflock invite` wrote it")
         members.checked_name(name)
         return token.strip(), None
     file = Path(token)
     found = members.read_token_file(file)
     if found.exposed:
-        log.warning("others on this machine may read %s; run chmod 600 on it", file)
+        log.warning("other users of this machine may read %s; run chmod 600 on it", file)
     return found.token, found.ca
 
 
@@ -239,7 +242,7 @@ def _state_home() -> Path:
 
 @contextmanager
 def _signals(run: Run) -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM stop the run; only the main thread may touch signals."""
+    """Within the block, Ctrl-C and SIGTERM stop the run; Python lets only the main thread handle signals."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return

@@ -1,7 +1,7 @@
-"""A client's recipe: a Python file of the user's own that says what is trained on which data.
+"""A client file: a member's own Python file, which `aflock join` and `aflock export` import.
 
 model = nn.Linear(784, 10)              an nn.Module or an aflock model, or a function that returns one
-batches = DataLoader(...)               (x, y), again and again; or a function that returns such
+batches = DataLoader(...)               pairs (x, y) to iterate over repeatedly, or a function that returns an iterator
 local, steps, examples, loss, buffers   optional, as for aflock.Client.run
 """
 
@@ -15,44 +15,44 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import AflockError, InputError
+from ...errors import AflockError, InputError
 
-_MODULE = "aflock_recipe"
+_MODULE = "aflock_client_file"
 _OPTIONAL = ("local", "steps", "examples", "loss", "buffers")
 
 
 def load(file: str | Path) -> dict[str, Any]:
-    """What the file defines, as arguments for `Client.run`."""
+    """Runs the client file; what it defines is returned as arguments for `Client.run`."""
     path = Path(file)
     if not path.is_file():
-        raise InputError(f"{path} does not exist; expected a Python file that defines `model` and `batches`")
+        raise InputError(f"the client file {path} does not exist; expected one that defines `model` and `batches`")
     try:
-        return _found(path, _executed(path))
+        return _arguments(path, _import(path))
     except AflockError:
         raise
     except Exception as error:
-        raise InputError(f"{path} cannot be run: {reason(error)}") from error
+        raise InputError(f"the client file {path} cannot be run: {one_line(error)}") from error
 
 
-def reason(error: Exception) -> str:
-    """What somebody else's code has raised, in one line."""
+def one_line(error: Exception) -> str:
+    """The type and the text of an error that the client file's code has raised, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
 
 
-def place(file: str | Path, error: Exception) -> str:
-    """The recipe's file, with the last of its lines on the way to the error, if any."""
+def location(file: str | Path, error: Exception) -> str:
+    """The client file, with the number of the innermost of its lines in the error's traceback, if there is one."""
     loaded = sys.modules[_MODULE].__file__
     own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == loaded]
     return f"{file}, line {own[-1]}" if own else str(file)
 
 
-def _executed(path: Path) -> ModuleType:
+def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path} is not a Python file; expected a name that ends with .py")
+        raise InputError(f"the client file {path} is not a Python file; expected a name that ends with .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # what it defines must be importable by those who pickle it
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[_MODULE] = module  # pickle (in a DataLoader's workers) finds classes by the name of their module
+    sys.path.insert(0, str(path.parent.resolve()))  # so that the client file can import its neighbours
     try:
         spec.loader.exec_module(module)
     finally:
@@ -60,11 +60,11 @@ def _executed(path: Path) -> ModuleType:
     return module
 
 
-def _found(path: Path, module: ModuleType) -> dict[str, Any]:
+def _arguments(path: Path, module: ModuleType) -> dict[str, Any]:
     found = {name: getattr(module, name) for name in ("model", "batches", *_OPTIONAL) if hasattr(module, name)}
     for name in ("model", "batches"):
         if name not in found:
-            raise InputError(f"{path} does not define `{name}`; a recipe defines `model` and `batches`")
+            raise InputError(f"{path} does not define `{name}`; a client file defines `model` and `batches`")
     if inspect.isroutine(found["model"]) or inspect.isclass(found["model"]):
         found["model"] = found["model"]()
     return found

@@ -1,11 +1,12 @@
-"""One run of a client: jobs are pulled, trained on and pushed until there is a reason to end.
+"""One run of a client: pulls jobs, trains on them and pushes the updates, until there is a reason to end.
 
-    pull -> train, in the other thread -> hold on disk -> push -> settle; the answer to a push may be the next job
-              heartbeats meanwhile
+    pull -> train (in the training thread) -> store the update on disk -> push -> accept or discard it
+              heartbeats meanwhile                                       heartbeats, too, if it takes long
 
-A stop ends it at the next step: the open job is given back, an update that is on its way is awaited. What was refused
-as void costs the job and nothing else. A client whom the server does not know (any more) joins again, on the terms it
-then finds: the federation may have let it go, or another one may have taken its place.
+The answer to a push may bring the next job. `stop` ends the run at the next step: the open job is given back, and an
+update that is being sent gets its answer first. A refusal that makes a job void costs that job and nothing else. A
+client that the server does not know, or does not know any more, joins again with the settings of the new hello: the
+federation may have dropped the client, or the server may serve another federation now. `client.py` starts the run.
 """
 
 from __future__ import annotations
@@ -19,66 +20,72 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import AflockError
-from ..memory import counted
-from ..types import Vector
+from ...errors import AflockError
+from ...system.words import counted
+from ...types import Vector
+from ..protocol.refusals import Refused
 from .answers import Answer, Hello, Pulled
-from .keep import Keep, Parcel
+from .errors import ProtocolError, Unavailable, has_ended, is_unknown_client, is_void
 from .membership import Membership
-from .refusals import Refused
-from .terms import Cancelled, Limits, Prepare, Progress, Summary, Why
-from .transport import Session, jittered
-from .trouble import Nonsense, Unavailable, is_end, is_stranger, is_void
-from .updates import as_sent, wanted
-from .worker import Worker, quiet
+from .outgoing import memory_as_sent, requested_vectors
+from .run_types import Cancelled, Limits, Prepare, Progress, Summary, Why
+from .session import Session, jittered
+from .state import ClientState, EncodedUpdate
+from .training_thread import TrainingThread, ignore_unretrieved
 
 log = logging.getLogger("aflock.client")
 
 T = TypeVar("T")
 
 PULL_SECONDS = 30.0
-"""How long the server may keep a pull that it has no job for."""
+"""How many seconds the server may hold a pull for which it has no job."""
 GRACE = 2.0
-"""Seconds a stop waits for a pull, and for a job to be given back."""
+"""Seconds that a stop waits for the answer to a pull, and to the request that gives a job back."""
 MOST_REJOINS = 3
-"""How often a client joins again in a row, without an update that was taken in between."""
+"""How often a client joins again before the server has taken an update; then the run ends with an error."""
+
+
+class NotFinite(AflockError):
+    """The result of training is not finite; the server would refuse it."""
 
 
 class Run:
-    """From the first hello to the end; everything here but the training happens in the event loop."""
+    """From the first hello to the end; everything but the training happens in the event loop."""
 
-    def __init__(self, session: Session, prepare: Prepare, opened: Callable[[Hello], Keep], limits: Limits) -> None:
-        self._session, self._prepare, self._opened, self._limits = session, prepare, opened, limits
+    def __init__(
+        self, session: Session, prepare: Prepare, open_state: Callable[[Hello], ClientState], limits: Limits
+    ) -> None:
+        self._session, self._prepare, self._open_state, self._limits = session, prepare, open_state, limits
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        self._worker = Worker(self._loop)
+        self._thread = TrainingThread(self._loop)
         self._stopping = asyncio.Event()
         self._stopped = self._loop.create_task(self._stopping.wait())
         self._cancelled = threading.Event()
         self._member: Membership | None = None
         self._open: int | None = None
-        """The job to give back if the run ends now."""
+        """The number of the job to give back if the run ends now."""
         self._rejoins = 0
-        """How often it has joined again since an update was taken."""
+        """How often the client has joined again since the server last took an update."""
         self._jobs = self._version = 0
         self._last: Vector | None = None
 
     # -- from outside -----------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """The current request is the last one."""
+        """Ends the run after the current request."""
         self._stopping.set()
         self._cancelled.set()
-        self._session.hurry()
+        self._session.stop_retrying()
 
-    def stop_from_elsewhere(self) -> None:
-        """`stop`, from another thread."""
-        with suppress(RuntimeError):  # the loop is closed: there is nothing to stop any more
+    def stop_threadsafe(self) -> None:
+        """`stop`, for callers in other threads."""
+        with suppress(RuntimeError):  # the loop is closed: the run has ended
             self._loop.call_soon_threadsafe(self.stop)
 
     def interrupt(self) -> None:
-        """A Ctrl-C: the first stops, the second does not wait for anything."""
+        """Handles a Ctrl-C: the first one stops the run, the second one cancels it."""
         if not self._stopping.is_set():
-            log.info("stopping; once more to end at once")
+            log.info("stopping after the current request; press Ctrl-C again to end at once")
             self.stop()
         elif self._task is not None:
             self._task.cancel()
@@ -86,37 +93,37 @@ class Run:
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     async def go(self) -> Summary:
-        """Works until there is a reason to end."""
+        """Takes part until there is a reason to end."""
         try:
             why = await self._work()
             await self._give_back()
-        except Exception:  # the server's, the disk's, or that of code which is not ours: training, batches, progress
+        except Exception:  # of the server, the disk or the user's code: training, batches, progress
             await self._give_back()
             raise
         finally:
             self._stopped.cancel()
             self._cancelled.set()
-            self._worker.close()
+            self._thread.close()
             if self._member is not None:
                 self._member.close()
-        log.info("the run is over (%s): %s, version %d", why, counted(self._jobs, "job"), self._version)
+        log.info("the run has ended (%s): %s, version %d", why, counted(self._jobs, "job"), self._version)
         return Summary(why, self._jobs, self._version, self._last)
 
     async def _work(self) -> Why:
         try:
-            member = await self._begin()
+            member = await self._join()
             pulled: Pulled | None = None
             while not self._stopping.is_set():
                 if pulled is not None:
-                    pulled = await self._job(member, pulled)
-                elif member.keep.pending is not None:
-                    pulled = await self._settle(member)
+                    pulled = await self._do_job(member, pulled)
+                elif member.state.pending is not None:
+                    pulled = await self._push_pending(member)
                 elif self._limits.reached(self._jobs):
                     return "jobs"
                 else:
                     pulled = await self._pull(member)
         except Refused as refusal:
-            if not is_end(refusal):
+            if not has_ended(refusal):
                 raise
             log.info("%s", refusal)
             return "ended"
@@ -125,24 +132,24 @@ class Run:
                 raise
         return "stopped"
 
-    async def _begin(self) -> Membership:
+    async def _join(self) -> Membership:
         hello = await self._session.hello()
-        self._greeted(hello)
+        self._log_hello(hello)
         try:
-            self._member = Membership(hello, self._opened, lambda hello: self._prepare(hello, self._cancelled))
+            self._member = Membership(hello, self._open_state, lambda hello: self._prepare(hello, self._cancelled))
         except Exception:
-            if hello.number is None:  # nothing has begun yet, and nobody is to wait for this one
-                self._session.hurry()
+            if hello.number is None:  # the federation waits for clients, and must not wait for this one
+                self._session.stop_retrying()
                 with suppress(AflockError):
                     await self._session.leave()
             raise
         return self._member
 
-    def _greeted(self, hello: Hello) -> None:
+    def _log_hello(self, hello: Hello) -> None:
         self._version = hello.version
         if hello.number is None:
-            waits = "%s takes part in federation %s, which waits for more clients: %s, version %d"
-            log.info(waits, hello.name, hello.federation, hello.strategy, hello.version)
+            waiting = "%s takes part in federation %s, which waits for more clients: %s, version %d"
+            log.info(waiting, hello.name, hello.federation, hello.strategy, hello.version)
             return
         log.info(
             "%s is client %s of federation %s, which is %s: %s, version %d", hello.name, hello.number, hello.federation,
@@ -150,24 +157,31 @@ class Run:
         )  # fmt: skip
 
     async def _pull(self, member: Membership) -> Pulled | None:
-        """A job; None if there is none yet, or a stop came first."""
+        """A job; None if there is none yet, if the run is stopping, or if the client had to join again."""
         begun = self._loop.time()
         try:
             pulled = await self._unless_stopped(self._session.pull(PULL_SECONDS))
         except Refused as refusal:
-            if not is_stranger(refusal):
+            if not is_unknown_client(refusal):
                 raise
             await self._rejoin(member, refusal)
             return None
         if pulled is not None:
             self._open = pulled.id
-            return await self._unless_changed(member, pulled)
-        if self._loop.time() - begun < 1.0:  # a server that does not let us wait is not asked again at once
-            await asyncio.wait({self._stopped}, timeout=jittered(1.0))
+            return await self._unless_federation_changed(member, pulled)
+        if self._loop.time() - begun < 1.0:  # the server did not hold the pull: do not ask again at once
+            await self._pause()
         return None
 
-    async def _unless_changed(self, member: Membership, pulled: Pulled) -> Pulled | None:
-        """The job; None if a hello on the way to it came from another federation, and it is given back."""
+    async def _pause(self) -> None:
+        """Waits for about a second, or until the run is stopped."""
+        await asyncio.wait({self._stopped}, timeout=jittered(1.0))
+
+    async def _unless_federation_changed(self, member: Membership, pulled: Pulled) -> Pulled | None:
+        """The job; None if it came from another federation than before: the job is then given back.
+
+        A client without a number says hello again when it gets its first job, so the hello may have changed here.
+        """
         before, hello = member.hello, self._session.federation
         if hello.federation != before.federation:
             await self._give_back()
@@ -175,22 +189,22 @@ class Run:
         return pulled if hello.federation == before.federation else None
 
     async def _rejoin(self, member: Membership, refusal: Refused) -> None:
-        """The server does not know the client: it joins again and begins as a new one, on the terms of that hello."""
+        """Joins again, as a new client with the settings of the new hello: the server did not know this client."""
         self._rejoins += 1
         if self._rejoins > MOST_REJOINS:
-            text = f"joined again {MOST_REJOINS} times in a row, and no update was taken ({refusal})"
-            raise Refused(refusal.status, refusal.code, f"{text}; ask whoever runs the federation")
-        log.warning("the server does not know this client (any more); it joins again and begins anew")
+            text = f"this client joined again {MOST_REJOINS} times in a row, and the server took no update ({refusal})"
+            raise Refused(refusal.status, refusal.code, f"{text}; ask the operator of the federation")
+        log.warning("the server does not know this client; the client joins again as a new one")
         before, hello = member.hello, await self._session.hello()
         if hello.federation == before.federation:
-            member.keep.forget()
+            member.state.forget()
         else:
-            log.warning("federation %s has taken the place of %s", hello.federation, before.federation)
-        self._greeted(hello)
+            log.warning("the server now serves federation %s instead of %s", hello.federation, before.federation)
+        self._log_hello(hello)
         member.follow(hello)
 
     async def _unless_stopped(self, request: Coroutine[Any, Any, T]) -> T | None:
-        """The answer; None if a stop came and the answer not soon after."""
+        """The answer; None if the run was stopped and the answer did not come within `GRACE` seconds."""
         task = self._loop.create_task(request)
         try:
             await asyncio.wait({task, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -203,107 +217,131 @@ class Run:
 
     # -- one job ----------------------------------------------------------------------------------------------------
 
-    async def _job(self, member: Membership, pulled: Pulled) -> Pulled | None:
-        """Trains and pushes; the next job, if the answer brought one."""
+    async def _do_job(self, member: Membership, pulled: Pulled) -> Pulled | None:
+        """Trains and pushes; returns the next job, if the answer brought one."""
         begun, self._open, self._last = self._loop.time(), pulled.id, pulled.job.model
-        if not await self._trained(member, pulled):
-            member.keep.drop()
+        try:
+            trained = await self._train_with_heartbeats(member, pulled)
+        except NotFinite as error:
+            log.warning("%s; the job is given back, and another one is pulled in about a second", error)
+            await self._give_back()
+            await self._pause()
+            trained = False
+        if not trained:
+            member.state.discard_pending()
             return None
-        assert member.keep.pending is not None
-        parcel, self._open = member.keep.pending, None  # from here on the server may have it: it cannot be given back
+        assert member.state.pending is not None
+        update, self._open = member.state.pending, None  # the server may get the update from here on
         last = self._limits.reached(self._jobs + 1) or self._stopping.is_set()
         answer = await self._push(member, next=not last)
         if answer is None:
             return None
         self._jobs += 1
-        self._tell(pulled, parcel, answer, self._loop.time() - begun)
+        self._report(pulled, update, answer, self._loop.time() - begun)
         return answer.next
 
-    async def _trained(self, member: Membership, pulled: Pulled) -> bool:
-        """Works on a job in the other thread; false if it is void, or a stop came."""
-        work = quiet(self._worker.submit(lambda: self._train(member, pulled)))
-        beat = quiet(self._loop.create_task(self._heartbeats(pulled.id)))
-        awaited: list[asyncio.Future[Any]] = [work, beat, self._stopped]
+    async def _train_with_heartbeats(self, member: Membership, pulled: Pulled) -> bool:
+        """Trains on a job in the training thread; false if the job became void or the run was stopped."""
+        training = ignore_unretrieved(self._thread.submit(lambda: self._train_and_store(member, pulled)))
+        lease = ignore_unretrieved(self._loop.create_task(self._keep_lease(pulled.id)))
+        awaited: list[asyncio.Future[Any]] = [training, lease, self._stopped]
         try:
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            beat.cancel()
-        if work.done() and not self._stopping.is_set():
-            return work.result()
+            lease.cancel()
+        if training.done() and not self._stopping.is_set():
+            return training.result()
         self._cancelled.set()
         await self._give_back()
-        await asyncio.wait([work])  # nobody needs what comes of it, but it works with the model
-        _lament(pulled.id, work.exception())
+        await asyncio.wait([training])  # its result is not used, but it uses the user's model until it ends
+        _log_late_error(pulled.id, training.exception())
         if not self._stopping.is_set():
             self._cancelled.clear()
-            beat.result()
+            lease.result()  # raises the refusal that ended the heartbeats, if the client may not go on
         return False
 
-    def _train(self, member: Membership, pulled: Pulled) -> bool:
-        """What is done in the other thread: training, and writing down what came of it."""
+    def _train_and_store(self, member: Membership, pulled: Pulled) -> bool:
+        """Trains and stores the update on disk; called in the training thread; false if the run cancelled it."""
         job = pulled.job
         if not np.isfinite(job.model).all():
-            raise Nonsense(f"the model of version {job.version} is not finite; the federation's training has diverged")
-        done = member.train(job, pulled.number, member.keep.memory, float(pulled.delay))
+            raise ProtocolError(
+                f"the model of version {job.version} is not finite; the federation's training has diverged"
+            )
+        trained = member.train(job, pulled.number, member.state.memory, float(pulled.delay))
         if self._cancelled.is_set():
             return False
-        parcel = pulled.pack(wanted(done, job, member.hello), int(done.steps), self._limits.examples)
-        member.keep.hold(parcel, as_sent(done, parcel))
+        vectors = requested_vectors(trained, job, member.hello)
+        if not all(np.isfinite(vector).all() for vector in vectors.values()):
+            raise NotFinite(
+                f"the update for job {pulled.id} is not finite: the model or the local training has diverged"
+            )
+        update = pulled.pack(vectors, int(trained.steps), self._limits.examples)
+        member.state.store_pending(update, memory_as_sent(trained, update))
         return True
 
-    async def _heartbeats(self, job: int) -> None:
-        """Keeps the lease alive; returns when the job is void."""
+    async def _keep_lease(self, job: int) -> None:
+        """Sends heartbeats; returns when the job is void, and raises any other refusal."""
+        try:
+            await self._send_heartbeats(job)
+        except Refused as refusal:
+            if not (is_void(refusal) or has_ended(refusal) or is_unknown_client(refusal)):
+                raise
+            log.warning("job %d is void: %s; its result is not sent", job, refusal)
+            self._open = None
+
+    async def _send_heartbeats(self, job: int) -> None:
+        """Sends heartbeats, the first after a third of the lease, until one is refused."""
         pause = self._session.federation.lease / 3
         while True:
             await asyncio.sleep(pause)
             try:
                 pause = await self._session.heartbeat(job, patient=False) / 3
-            except Unavailable as trouble:
-                log.info("no heartbeat for job %d: %s", job, trouble)
+            except Unavailable as error:
+                log.info("a heartbeat for job %d got no answer: %s", job, error)
                 pause = self._session.federation.lease / 12
-            except Refused as refusal:
-                if not (is_void(refusal) or is_end(refusal) or is_stranger(refusal)):
-                    raise
-                log.warning("job %d is void: %s", job, refusal)
-                self._open = None
-                return
 
-    async def _settle(self, member: Membership) -> Pulled | None:
-        """Sends what an earlier run could not see taken; the job that the answer brings."""
+    async def _push_pending(self, member: Membership) -> Pulled | None:
+        """Sends the update that an earlier run got no answer for; returns the next job, if the answer brought one."""
         answer = await self._push(member, next=not self._limits.reached(self._jobs))
         return None if answer is None else answer.next
 
     async def _push(self, member: Membership, *, next: bool) -> Answer | None:
-        """Sends the update that is held and settles it; None if it is void."""
-        keep, parcel = member.keep, member.keep.pending
-        assert parcel is not None
+        """Sends the stored update and accepts or discards it by the answer; None if the update is void."""
+        state, update = member.state, member.state.pending
+        assert update is not None
+        # The session has a second connection, so the heartbeats do not wait for the upload.
+        heartbeats = ignore_unretrieved(self._loop.create_task(self._send_heartbeats(update.job)))
         try:
-            answer = await self._session.push(parcel, next=next)
+            answer = await self._session.push(update, next=next)
         except Refused as refusal:
             if refusal.status == 401 or refusal.code in ("revoked", "suspended"):
-                raise  # with a new token it may still be taken
-            if is_stranger(refusal):
+                raise  # the update stays on disk: with a new token the server may still take it
+            if is_unknown_client(refusal):
                 await self._rejoin(member, refusal)
                 return None
-            keep.drop()
+            state.discard_pending()
             if is_void(refusal):
-                log.warning("the update for job %d is void: %s", parcel.job, refusal)
+                log.warning("the update for job %d is void: %s", update.job, refusal)
+                if refusal.status == 422:  # the next update may be refused as well: wait before the next pull
+                    await self._pause()
                 return None
             raise
+        finally:
+            heartbeats.cancel()  # a refused heartbeat is ignored: the answer to the push decides
         self._rejoins = 0
         if answer.receipt.rejected:
-            keep.drop()
+            state.discard_pending()
         else:
-            keep.take()
+            state.accept_pending()
         self._version = answer.version
         self._open = None if answer.next is None else answer.next.id
         return answer
 
-    def _tell(self, pulled: Pulled, parcel: Parcel, answer: Answer, seconds: float) -> None:
+    def _report(self, pulled: Pulled, update: EncodedUpdate, answer: Answer, seconds: float) -> None:
         receipt = answer.receipt
         log.info(
-            "job %d of version %d: %s, staleness %d, version %d now%s", pulled.id, pulled.job.version, receipt.outcome,
-            receipt.staleness, answer.version, f" ({receipt.reason})" if receipt.reason else "",
+            "job %d of version %d: %s, staleness %d, the server is at version %d%s", pulled.id, pulled.job.version,
+            receipt.outcome, receipt.staleness, answer.version, f" ({receipt.reason})" if receipt.reason else "",
         )  # fmt: skip
         if self._limits.progress is not None:
             self._limits.progress(
@@ -314,13 +352,13 @@ class Run:
                     answer.version,
                     receipt.staleness,
                     receipt.outcome,
-                    parcel.steps,
+                    update.steps,
                     seconds,
                 )
             )
 
     async def _give_back(self) -> None:
-        """Declines the open job, if that can be done soon."""
+        """Declines the open job, if the server answers within `GRACE` seconds."""
         job, self._open = self._open, None
         if job is None:
             return
@@ -332,7 +370,7 @@ class Run:
             log.info("job %d could not be given back (%s); its lease will run out", job, error or "no answer")
 
 
-def _lament(job: int, error: BaseException | None) -> None:
-    """An error of training that comes too late to end the run is told all the same."""
+def _log_late_error(job: int, error: BaseException | None) -> None:
+    """Logs an error of training on a job that was void or given back, which does not end the run."""
     if error is not None and not isinstance(error, Cancelled):
-        log.error("training failed on job %d, which nobody waited for any more", job, exc_info=error)
+        log.error("training failed on job %d, whose result was no longer needed", job, exc_info=error)

@@ -1,4 +1,4 @@
-"""One client's line to a federation's server: the requests of docs/protocol.md, each a method.
+"""The requests of docs/protocol.md, each a method, for one client with one token. `run.py` and benchmarks use it.
 
     async with Session("https://host:8443", token) as session:
         await session.hello()
@@ -6,9 +6,9 @@
         answer = await session.push(pulled.pack({"gradient": g}, steps=5, examples=600), next=True)
         answer.receipt, answer.next
 
-A body is read straight into the memory its vectors stay in, and sent from the memory they lie in. What gets no answer,
-or "not now", is tried again, for ever unless `give_up` says otherwise. Every number the server sends is checked; what
-is no protocol is an error, not a crash.
+A response body is read straight into the memory of its vectors, and a request body is sent from the memory of its
+vectors. A request that gets no answer, or is asked to try later, is sent again: for ever, unless `give_up` limits it.
+Every value from the server is checked; an answer that does not follow the protocol raises `ProtocolError`.
 """
 
 from __future__ import annotations
@@ -29,29 +29,33 @@ from urllib.parse import SplitResult
 
 import aiohttp
 
-from ..errors import AflockError, InputError
-from ..types import Vector
-from . import tls, wire
+from ...errors import AflockError, InputError
+from ...types import Vector
+from ..identity import tls
+from ..protocol import wire
+from ..protocol.urls import address, is_loopback, pem_text
 from .answers import Answer, Hello, Pulled, seconds
-from .glance import status
-from .keep import Parcel
-from .streams import LONGEST_STATUS, PIECE, document, fill, loaded, objection, pieces
-from .trouble import Nonsense, Unavailable, Untrusted, failure, first_failure, nonsense
-from .urls import address, is_loopback, pem_text
+from .errors import ProtocolError, Unavailable, Untrusted, connection_error, first_connection_error, protocol_error
+from .state import EncodedUpdate
+from .status import status
+from .streams import CHUNK, LONGEST_STATUS, chunks, error_of_response, read_body, read_json, read_json_object
 
 __all__ = [
-    "Answer", "Hello", "Nonsense", "Pulled", "Session", "Unavailable", "Untrusted", "address", "jittered", "status",
+    "Answer", "Hello", "ProtocolError", "Pulled", "Session", "Unavailable", "Untrusted", "address", "jittered",
+    "status",
 ]  # fmt: skip
 
 log = logging.getLogger("aflock.client")
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0
-"""Seconds before the second attempt, and at most before any."""
+"""Seconds before the second attempt, and the most before any further one."""
 LONGEST_PULL = 60.0
-"""The most seconds the server lets a pull wait."""
-SLOWEST = 16_384
-"""Bytes per second a line must carry: a request may take its timeout, and this for its bodies."""
+"""The most seconds that the server holds a pull."""
+SLOWEST_RATE = 16_384
+"""Bytes per second that a connection must carry: a request may take its timeout, and its bytes at this rate."""
 
+_CONNECTIONS = 2
+"""One for most requests, and one for heartbeats while the first is busy with a long upload."""
 _IDLE = 60.0  # seconds a connection is kept between two requests; servers keep it a little longer
 
 T = TypeVar("T")
@@ -59,7 +63,7 @@ Reader = Callable[[aiohttp.ClientResponse], Awaitable[T]]
 
 
 class Session:
-    """One connection, kept open between requests; made anew when it breaks."""
+    """Keeps one connection open between requests, opens it again when it breaks, and opens a second one when needed."""
 
     def __init__(
         self,
@@ -73,37 +77,37 @@ class Session:
         timeout: float = 60.0,
         give_up: float | None = None,
     ) -> None:
-        """A line to the server at `url` for whoever has that token.
+        """Checks the arguments; `async with` opens the session, and nothing is sent before the first request.
 
-        ca               whom to trust: PEM text or its path; None: the system's authorities
-        certificate, key the client's own, for servers that ask for one: paths
-        insecure         whether an http:// URL may lead to another machine
-        timeout          seconds a server may be silent
-        give_up          seconds after which a request that gets no answer is an error; None: never
+        ca               the authority to trust: PEM text or its path; None: the system's authorities
+        certificate, key the client's own, for servers that ask for one (mTLS): paths
+        insecure         whether the URL of another machine may be http://, which sends the token unencrypted
+        timeout          seconds to wait for the server within one request
+        give_up          seconds without an answer after which a request is an error; None: never
         """
         where = address(url, insecure=insecure)
         self._base, self._token, self._proxy = url.rstrip("/"), token, _proxy(where)
         self._tls: ssl.SSLContext | bool = True
         if where.scheme == "https":
             self._tls = tls.client_context(pem_text(ca), certificate=_path(certificate), key=_path(key))
-        self._anonymous = where.scheme == "https" and certificate is None
+        self._without_certificate = where.scheme == "https" and certificate is None
         self._timeout, self._give_up = timeout, give_up
         self._http: aiohttp.ClientSession | None = None
-        self._hurry = asyncio.Event()
+        self._no_retries = asyncio.Event()
         self._hello: Hello | None = None
-        self._held: tuple[int, dict[str, Vector]] | None = None
+        self._version_vectors: tuple[int, dict[str, Vector]] | None = None
 
     def __repr__(self) -> str:
         return f"Session({self._base!r})"
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, ssl=self._tls, keepalive_timeout=_IDLE),
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._tls, keepalive_timeout=_IDLE),
             headers={"Authorization": f"Bearer {self._token}", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            read_bufsize=PIECE,
-            trust_env=False,  # it would look for passwords, too
+            read_bufsize=CHUNK,
+            trust_env=False,  # with True, aiohttp would also read passwords from ~/.netrc
         )
         return self
 
@@ -113,86 +117,89 @@ class Session:
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connections."""
         if self._http is not None:
             await self._http.close()
             self._http = None
 
-    def hurry(self) -> None:
-        """From now on nothing is tried a second time: what waits for its next attempt fails at once."""
-        self._hurry.set()
+    def stop_retrying(self) -> None:
+        """Sends no request a second time from now on; one that waits for its next attempt fails at once."""
+        self._no_retries.set()
 
     @property
     def federation(self) -> Hello:
-        """What the last hello said."""
+        """The answer to the last hello."""
         if self._hello is None:
-            raise InputError("the session has not been greeted; call hello() first")
+            raise InputError("the session has not said hello; call hello() first")
         return self._hello
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
     async def hello(self) -> Hello:
-        """Says who is there; the first time makes the client a member."""
-        self._held = None  # in another federation, or one that was put back, a version is another model
-        return await self._greet()
+        """Joins the federation, or, for a client that has joined, asks for the same description again."""
+        # In another federation, or one restored from a backup, the same version may be another model.
+        self._version_vectors = None
+        return await self._say_hello()
 
     async def pull(self, wait: float = 30.0) -> Pulled | None:
         """A job, or None if there was none within `wait` seconds."""
-        whole = math.ceil(min(max(0.0, wait), LONGEST_PULL))
-        limit = whole + self._transfer(4 * self.federation.length)
-        pulled = await self._ask("GET", f"/v1/job?wait={whole}", self._maybe_job, self._have(), limit=limit)
+        whole_seconds = math.ceil(min(max(0.0, wait), LONGEST_PULL))
+        limit = whole_seconds + self._transfer_seconds(4 * self.federation.length)
+        pulled = await self._request(
+            "GET", f"/v1/job?wait={whole_seconds}", self._read_job_or_none, self._have_header(), limit=limit
+        )
         before = self.federation
         if pulled is None or before.number is not None:
             return pulled
-        hello = await self._greet()
+        hello = await self._say_hello()
         if hello.number is None:
-            raise nonsense("a client that has a job has no number")
+            raise protocol_error("a client with a job has no number")
         if hello.federation != before.federation:
-            self._held = None
+            self._version_vectors = None
         return replace(pulled, job=replace(pulled.job, client=hello.number))
 
-    async def push(self, parcel: Parcel, *, next: bool = False) -> Answer:
-        """Sends an update until there is an answer; it counts once however often it was sent."""
-        have = self._have() if next else {}
-        headers = {**parcel.head.headers(), **have, "Content-Length": str(parcel.nbytes)}
-        path = f"/v1/jobs/{parcel.job}/update{'?next=1' if next else ''}"
-        limit = self._transfer(parcel.nbytes + (4 * self.federation.length if next else 0))
-        answer = await self._ask("POST", path, self._answer, headers, parcel.vectors.values(), limit=limit)
-        if answer.next is not None and answer.next.id == parcel.job:
-            raise Nonsense(f"the server gives job {parcel.job} a second time; it must be mended")
+    async def push(self, update: EncodedUpdate, *, next: bool = False) -> Answer:
+        """Sends an update until there is an answer; the server counts it once, however often it was sent."""
+        have = self._have_header() if next else {}
+        headers = {**update.head.headers(), **have, "Content-Length": str(update.nbytes)}
+        path = f"/v1/jobs/{update.job}/update{'?next=1' if next else ''}"
+        limit = self._transfer_seconds(update.nbytes + (4 * self.federation.length if next else 0))
+        answer = await self._request("POST", path, self._read_answer, headers, update.vectors.values(), limit=limit)
+        if answer.next is not None and answer.next.id == update.job:
+            raise ProtocolError(f"the server gave job {update.job} a second time; this is a fault of the server")
         return answer
 
     async def heartbeat(self, job: int, *, patient: bool = True) -> float:
-        """Says that the job is being worked on; how long the lease is from now on."""
-        limit = min(self._timeout, max(1.0, self.federation.lease / 3))  # a late one is of no use
+        """Prolongs the lease of a job; returns its length in seconds. `patient=False` makes one attempt only."""
+        limit = min(self._timeout, max(1.0, self.federation.lease / 3))  # one that comes after the lease is of no use
         path = f"/v1/jobs/{job}/heartbeat"
-        return seconds(await self._ask("POST", path, document, limit=limit, patient=patient), "lease")
+        return seconds(await self._request("POST", path, read_json_object, limit=limit, patient=patient), "lease")
 
     async def decline(self, job: int, *, patient: bool = True) -> None:
-        """Gives a job back."""
-        await self._ask("POST", f"/v1/jobs/{job}/decline", document, patient=patient)
+        """Gives a job back; `patient=False` makes one attempt only."""
+        await self._request("POST", f"/v1/jobs/{job}/decline", read_json_object, patient=patient)
 
     async def leave(self) -> None:
         """Leaves the federation for good."""
-        await self._ask("POST", "/v1/leave", document)
+        await self._request("POST", "/v1/leave", read_json_object)
 
     async def model(self, have: int | None = None) -> tuple[int, Vector] | None:
-        """The current version and its model; None if it is the version the client has."""
+        """The current version and its model; None if the version is `have`."""
         headers = {} if have is None else {"If-None-Match": f'"{have}"'}
-        limit = self._transfer(4 * self.federation.length)
-        return await self._ask("GET", "/v1/model", self._model, headers, limit=limit)
+        limit = self._transfer_seconds(4 * self.federation.length)
+        return await self._request("GET", "/v1/model", self._read_model, headers, limit=limit)
 
     async def status(self) -> dict[str, Any]:
-        """The federation in numbers."""
-        return await self._ask("GET", "/v1/status", partial(document, most=LONGEST_STATUS))
+        """The status of the federation: the JSON of GET /v1/status."""
+        return await self._request("GET", "/v1/status", partial(read_json_object, most=LONGEST_STATUS))
 
     # -- one request ------------------------------------------------------------------------------------------------
 
-    async def _greet(self) -> Hello:
-        self._hello = Hello.parse(await self._ask("POST", "/v1/hello", document))
+    async def _say_hello(self) -> Hello:
+        self._hello = Hello.parse(await self._request("POST", "/v1/hello", read_json_object))
         return self._hello
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -203,24 +210,24 @@ class Session:
         limit: float | None = None,
         patient: bool = True,
     ) -> T:
-        """Asks until there is an answer; refusals are raised."""
+        """Sends a request until there is an answer, which `read` reads; raises refusals."""
         loop = asyncio.get_running_loop()
         wait, begun, expect = FIRST_WAIT, loop.time(), False
         while True:
             try:
-                return await self._once(method, path, read, headers, body, limit or self._timeout, expect)
-            except Unavailable as trouble:
-                pause = jittered(wait if trouble.after is None else trouble.after)
+                return await self._attempt(method, path, read, headers, body, limit or self._timeout, expect)
+            except Unavailable as error:
+                pause = jittered(wait if error.after is None else error.after)
                 spent = loop.time() - begun + pause
-                if not patient or self._hurry.is_set() or (self._give_up is not None and spent > self._give_up):
+                if not patient or self._no_retries.is_set() or (self._give_up is not None and spent > self._give_up):
                     raise
-                log.warning("%s; trying again in %.1f s", trouble, pause)
-                if await self._hurried(pause):
+                log.warning("%s; trying again in %.1f s", error, pause)
+                if await self._stopped_within(pause):
                     raise
             wait = min(2 * wait, LONGEST_WAIT)
             expect = body is not None and not expect
 
-    async def _once(
+    async def _attempt(
         self,
         method: str,
         path: str,
@@ -232,8 +239,9 @@ class Session:
     ) -> T:
         """One attempt.
 
-        A server that has the update already need not read it again, and may hang up on whoever keeps sending. So every
-        other attempt asks first (`expect`); not every one, because some servers do not answer to that.
+        A server that has already taken the update does not read its body again, and may close the connection while the
+        client still sends it. So every other attempt sends `Expect: 100-continue` (`expect`) and waits with the body;
+        not every attempt, because some proxies never answer to that.
         """
         if self._http is None:
             raise InputError("the session is closed; use it inside `async with Session(...)`")
@@ -244,96 +252,103 @@ class Session:
                     method,
                     self._base + path,
                     headers=headers,
-                    data=None if body is None else pieces(body),
+                    data=None if body is None else chunks(body),
                     expect100=expect,
-                    allow_redirects=False,  # the token is for this server
+                    allow_redirects=False,  # the token must go to no other server
                     proxy=self._proxy,
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=limit),
                 ) as response,
             ):
                 if response.status not in (200, 204, 304):
-                    raise await objection(response)
+                    raise await error_of_response(response)
                 return await read(response)
-        except (aiohttp.ClientError, OSError) as error:  # without its chain: it may quote the headers we sent
-            raise self._failure(error) from None
+        except (aiohttp.ClientError, OSError) as error:
+            # `from None`, because the cause may quote the headers, and with them the token.
+            raise self._error_of(error) from None
         except wire.WireError as error:
-            raise nonsense(str(error)) from None
+            raise protocol_error(str(error)) from None
 
-    def _failure(self, error: Exception) -> AflockError:
-        """What went wrong; a server that misses a certificate just hangs up, so that is guessed."""
+    def _error_of(self, error: Exception) -> AflockError:
+        """The error for a failed attempt.
+
+        A server that requires a client certificate closes the connection without a reason: the error only suggests it.
+        """
         if self._hello is not None:
-            return failure(error, self._base)
-        trouble = first_failure(error, self._base)
-        if self._anonymous and isinstance(error, aiohttp.ServerDisconnectedError):
-            return Unavailable(f"{trouble}; if it asks for certificates, give this client certificate= and key=")
-        return trouble
+            return connection_error(error, self._base)
+        found = first_connection_error(error, self._base)
+        broke = isinstance(error, aiohttp.ClientConnectionError) and not isinstance(error, aiohttp.ClientConnectorError)
+        if self._without_certificate and (broke or isinstance(error, ConnectionError)):
+            return Unavailable(f"{found}; if it asks for certificates, give this client certificate= and key=")
+        return found
 
-    async def _hurried(self, pause: float) -> bool:
-        """Waits; true if there is no time for that any more."""
+    async def _stopped_within(self, pause: float) -> bool:
+        """Waits before the next attempt; true if `stop_retrying` was called meanwhile."""
         try:
-            await asyncio.wait_for(self._hurry.wait(), pause)
+            await asyncio.wait_for(self._no_retries.wait(), pause)
         except TimeoutError:
             return False
         return True
 
-    def _transfer(self, nbytes: int) -> float:
-        """How many seconds a request with so many bytes may take."""
-        return self._timeout + nbytes / SLOWEST
+    def _transfer_seconds(self, nbytes: int) -> float:
+        """How many seconds a request that transfers so many bytes may take."""
+        return self._timeout + nbytes / SLOWEST_RATE
 
     # -- answers with vectors ---------------------------------------------------------------------------------------
 
-    def _have(self) -> dict[str, str]:
-        """Says which version need not be sent again."""
-        return {} if self._held is None else {wire.HAVE: str(self._held[0])}
+    def _have_header(self) -> dict[str, str]:
+        """The header that names the version whose vectors the client has, so that the server need not send them."""
+        return {} if self._version_vectors is None else {wire.HAVE: str(self._version_vectors[0])}
 
-    async def _maybe_job(self, response: aiohttp.ClientResponse) -> Pulled | None:
-        return None if response.status == 204 else await self._job(response)
+    async def _read_job_or_none(self, response: aiohttp.ClientResponse) -> Pulled | None:
+        return None if response.status == 204 else await self._read_job(response)
 
-    async def _job(self, response: aiohttp.ClientResponse) -> Pulled:
+    async def _read_job(self, response: aiohttp.ClientResponse) -> Pulled:
         head = wire.JobHead.parse(response.headers)
-        return Pulled.of(head, await self._vectors(response, head), self.federation.number or 0)
+        return Pulled.of(head, await self._job_vectors(response, head), self.federation.number or 0)
 
-    async def _vectors(self, response: aiohttp.ClientResponse, head: wire.JobHead) -> dict[str, Vector]:
-        """Those in the body; if it is empty, those of the version the client said it has."""
+    async def _job_vectors(self, response: aiohttp.ClientResponse, head: wire.JobHead) -> dict[str, Vector]:
+        """The vectors in the body; without a body, those the client has of the job's version."""
         if not head.vectors:
-            await fill(response, 0)
-            if self._held is None or self._held[0] != head.version:
-                raise nonsense(f"a job of version {head.version} comes without its vectors")
-            return self._held[1]
-        vectors = await self._read(response, head.vectors, head.encoding)
-        if not head.first:  # a first job carries the model alone, not all there is of its version
-            self._held = head.version, vectors
+            await read_body(response, 0)
+            if self._version_vectors is None or self._version_vectors[0] != head.version:
+                raise protocol_error(f"the job of version {head.version} has no vectors")
+            return self._version_vectors[1]
+        vectors = await self._read_vectors(response, head.vectors, head.encoding)
+        if not head.first:  # a first job has the model only, without the extra vectors of its version
+            self._version_vectors = head.version, vectors
         return vectors
 
-    async def _read(self, response: aiohttp.ClientResponse, names: tuple[str, ...], encoding: str) -> dict[str, Vector]:
+    async def _read_vectors(
+        self, response: aiohttp.ClientResponse, names: tuple[str, ...], encoding: str
+    ) -> dict[str, Vector]:
         length = self.federation.length
-        body = await fill(response, len(names) * wire.size(encoding, length))
+        body = await read_body(response, len(names) * wire.size(encoding, length))
         vectors = wire.split(body, names, encoding, length)
         for vector in vectors.values():
-            vector.flags.writeable = False  # it may be handed out again
+            vector.flags.writeable = False  # the next job of the same version gets the same memory
         return vectors
 
-    async def _answer(self, response: aiohttp.ClientResponse) -> Answer:
+    async def _read_answer(self, response: aiohttp.ClientResponse) -> Answer:
         receipt, version = wire.parse_receipt(response.headers)
         if wire.JOB in response.headers:
-            return Answer(receipt, version, await self._job(response))
-        await loaded(response)  # says the same once more; read so that the connection can be used again
+            return Answer(receipt, version, await self._read_job(response))
+        await read_json(response)  # the receipt again, as JSON; read so that the connection can be used again
         return Answer(receipt, version)
 
-    async def _model(self, response: aiohttp.ClientResponse) -> tuple[int, Vector] | None:
+    async def _read_model(self, response: aiohttp.ClientResponse) -> tuple[int, Vector] | None:
         if response.status == 304:
             return None
         version, encoding = wire.number(response.headers, wire.VERSION), wire.encoding(response.headers)
-        return version, (await self._read(response, ("model",), encoding))["model"]
+        return version, (await self._read_vectors(response, ("model",), encoding))["model"]
 
 
 def jittered(pause: float) -> float:
-    """A pause, and up to half of it more: clients that were cut off together do not come back together."""
+    """The pause and up to half of it more, at random, so that clients that lost a server do not all return at once."""
     return pause * (1 + random.random() / 2)
 
 
 def _proxy(where: SplitResult) -> str | None:
-    """The environment's proxy for that server; this machine is reached without one."""
+    """The proxy that the environment names for that server; None for this machine."""
     host = where.hostname or ""
     if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None

@@ -1,12 +1,13 @@
-"""What a client keeps on disk: what it remembers between jobs, and the update it does not know to be taken.
+"""A client's state on disk: its memory between jobs, and the update that the server may not have taken yet.
 
-    STATE/pending.safetensors     the update on its way, and what the client remembers once the server has taken it
-    STATE/memory.safetensors      what it remembers: the file of the last update that was taken, renamed
-    STATE/lock                    held by the process that works there
+    STATE/pending.safetensors     the update to send, and the memory that is valid once the server has taken it
+    STATE/memory.safetensors      the memory: the pending file of the last update that was taken, renamed
+    STATE/lock                    held by the process that uses the folder
 
-An update is written before it is sent. One that was taken becomes the memory by a single rename, so there is no moment
-at which a kill leaves the two in disagreement: with `pending` still there, the next start sends it again and is told
-what had become of it. What was rejected or refused is removed, and the memory is as it was before.
+`run.py` writes an update here before it sends it. When the server has taken the update, a single rename turns the
+pending file into the memory, so a kill at any moment leaves client and server in agreement: if `pending` still exists,
+the next start sends it again, and the server answers with the receipt it gave before. If the server rejects or refuses
+the update, the pending file is removed and the memory stays as it was.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import state
-from ..errors import AflockError, StateError
-from ..files import locked
-from ..types import State
-from .wire import Buffer, UpdateHead
+from ... import state
+from ...errors import AflockError, StateError
+from ...system.files import PRIVATE, locked, remove_leftovers
+from ...types import State
+from ..protocol.wire import Buffer, UpdateHead
 
 log = logging.getLogger("aflock.client")
 
-Remembered = dict[str, npt.NDArray[Any]]
+Memory = dict[str, npt.NDArray[Any]]
 
 _PENDING, _MEMORY, _LOCK = "pending.safetensors", "memory.safetensors", "lock"
 
 
-class Occupied(AflockError):
-    """Another process works with the same state."""
+class StateInUse(AflockError):
+    """Another process uses the same state folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """An update as it travels: its vectors are bytes, in the order they are sent."""
+class EncodedUpdate:
+    """An update as it is sent: its vectors are encoded, and in the order of the body."""
 
     job: int
     version: int
@@ -52,65 +53,69 @@ class Parcel:
 
     @property
     def head(self) -> UpdateHead:
-        """What is said about it in headers."""
+        """What the request's headers say about it."""
         return UpdateHead(self.version, self.steps, self.examples, tuple(self.vectors), self.encoding)
 
     @property
     def nbytes(self) -> int:
-        """How long its body is."""
+        """The length of the request's body."""
         return sum(memoryview(vector).nbytes for vector in self.vectors.values())
 
 
-class Keep:
-    """One client's memory of one federation; without a folder it lasts as long as the object."""
+class ClientState:
+    """One client's state in one federation; with `folder` None it is in this process's memory only.
+
+    memory     the vectors that the local rule keeps between jobs
+    pending    the update that is to be sent, or was sent without an answer
+    """
 
     def __init__(self, folder: Path | None, federation: str) -> None:
-        self.memory: Remembered = {}
-        self.pending: Parcel | None = None
+        self.memory: Memory = {}
+        self.pending: EncodedUpdate | None = None
         self._folder, self._federation = folder, federation
-        self._next: Remembered = {}
+        self._next: Memory = {}
         self._lock: int | None = None
         if folder is not None:
-            _make(folder)
-            self._lock = _taken(folder)
+            _make_folder(folder)
+            self._lock = _lock_folder(folder)
             try:
-                with _in_use(folder):
+                with _errors_name(folder):
                     self._load(folder)
             except BaseException:
                 self.close()
                 raise
 
-    def hold(self, parcel: Parcel, fresh: Mapping[str, npt.NDArray[Any]]) -> None:
-        """An update is about to be sent; `fresh` is what the client will remember once it is taken."""
+    def store_pending(self, update: EncodedUpdate, fresh: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Stores an update before it is sent; `fresh` is what changes in the memory once the server has taken it."""
         after = {**self.memory, **fresh} if fresh else {}
         if self._folder is not None:
-            with _in_use(self._folder), _private_files():
-                state.save(self._folder / _PENDING, self._document(parcel, after))
-        self.pending, self._next = parcel, after
+            with _errors_name(self._folder):
+                state.save(self._folder / _PENDING, self._document(update, after), mode=PRIVATE)
+        self.pending, self._next = update, after
 
-    def take(self) -> None:
-        """The server has taken the update: what came of it is remembered."""
+    def accept_pending(self) -> None:
+        """The server has taken the update: the memory stored with it becomes the client's memory."""
         if self._folder is not None and self._next:
-            with _in_use(self._folder):
+            with _errors_name(self._folder):
                 os.replace(self._folder / _PENDING, self._folder / _MEMORY)
         else:
             self._remove(_PENDING)
         self.memory = self._next or self.memory
         self.pending, self._next = None, {}
 
-    def drop(self) -> None:
-        """The update is void: the memory stays as it was."""
+    def discard_pending(self) -> None:
+        """The server has not taken the update and never will: the memory stays as it was."""
         self._remove(_PENDING)
         self.pending, self._next = None, {}
 
     def forget(self) -> None:
-        """The federation no longer knows this client: it begins anew."""
-        self.drop()
+        """Removes memory and update: the federation does not know this client any more, or the client left it."""
+        self.discard_pending()
         self._remove(_MEMORY)
         self.memory = {}
 
     def close(self) -> None:
-        """Lets another process work here; what is on disk stays."""
+        """Unlocks the folder for other processes; its files stay."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -118,17 +123,16 @@ class Keep:
     # -- on disk ----------------------------------------------------------------------------------------------------
 
     def _load(self, folder: Path) -> None:
-        for leftover in folder.glob(f".{_PENDING}.*"):  # of a process that was killed while it wrote
-            leftover.unlink(missing_ok=True)
+        remove_leftovers(folder, _PENDING)
         if (found := self._read(folder / _MEMORY)) is not None:
-            self.memory = _copied(found["memory"])
+            self.memory = _copies(found["memory"])
         if (found := self._read(folder / _PENDING)) is not None:
-            self.pending, self._next = _parcel(found), _copied(found["memory"])
-            log.info("an update for job %d is still to be sent", self.pending.job)
+            self.pending, self._next = _update_from(found), _copies(found["memory"])
+            log.info("an earlier run left an update for job %d; it is sent first", self.pending.job)
 
     def _remove(self, name: str) -> None:
         if self._folder is not None:
-            with _in_use(self._folder):
+            with _errors_name(self._folder):
                 (self._folder / name).unlink(missing_ok=True)
 
     def _read(self, file: Path) -> State | None:
@@ -141,25 +145,25 @@ class Keep:
             )
         return found
 
-    def _document(self, parcel: Parcel, after: Remembered) -> State:
+    def _document(self, update: EncodedUpdate, after: Memory) -> State:
         fields = ("job", "version", "steps", "examples", "encoding")
-        vectors = {name: np.frombuffer(vector, np.uint8) for name, vector in parcel.vectors.items()}
+        vectors = {name: np.frombuffer(vector, np.uint8) for name, vector in update.vectors.items()}
         document: State = {"federation": self._federation, "vectors": vectors, "memory": after}
-        return document | {name: getattr(parcel, name) for name in fields}
+        return document | {name: getattr(update, name) for name in fields}
 
 
-def _parcel(found: State) -> Parcel:
+def _update_from(found: State) -> EncodedUpdate:
     vectors = {name: vector.data for name, vector in found["vectors"].items()}
-    return Parcel(found["job"], found["version"], found["steps"], found["examples"], found["encoding"], vectors)
+    return EncodedUpdate(found["job"], found["version"], found["steps"], found["examples"], found["encoding"], vectors)
 
 
-def _copied(memory: Mapping[str, npt.NDArray[Any]]) -> Remembered:
-    """Out of the file: it will be replaced while the vectors are in use."""
+def _copies(memory: Mapping[str, npt.NDArray[Any]]) -> Memory:
+    """Copies of a file's vectors: the file is replaced while the client still uses them."""
     return {name: np.array(vector) for name, vector in memory.items()}
 
 
-def _make(folder: Path) -> None:
-    """A folder for the owner alone; one that is there is left as it is: it may be somebody's home."""
+def _make_folder(folder: Path) -> None:
+    """Makes a folder that only its owner may read; the mode of an existing folder stays: it may hold other files."""
     try:
         if not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True)
@@ -167,32 +171,22 @@ def _make(folder: Path) -> None:
         raise StateError(f"the folder {folder} cannot be made ({error.strerror}); give another state_dir") from None
 
 
-def _taken(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     try:
         handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StateError(f"{folder} cannot be written to ({error.strerror}); give another state_dir") from None
     if not locked(handle):
         os.close(handle)
-        raise Occupied(f"another process works in {folder}; stop it, or give this client a state_dir of its own")
+        raise StateInUse(f"another process uses {folder}; stop it, or give this client a state_dir of its own")
     return handle
 
 
 @contextmanager
-def _in_use(folder: Path) -> Iterator[None]:
-    """What the system says inside is told with the folder's name."""
+def _errors_name(folder: Path) -> Iterator[None]:
+    """Turns an OSError inside the block into a StateError that names the folder."""
     try:
         yield
     except OSError as error:
         why = error.strerror
-        raise StateError(f"{folder} cannot be used ({why}); check its permissions, or make room there") from None
-
-
-@contextmanager
-def _private_files() -> Iterator[None]:
-    """What is made inside is the owner's alone from its first moment on."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
+        raise StateError(f"{folder} cannot be used ({why}); check its permissions and the free space there") from None

@@ -1,4 +1,4 @@
-"""A thread for work that takes long, so that the event loop can go on with its own."""
+"""The thread in which a run trains, so that the event loop can send heartbeats meanwhile."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ T = TypeVar("T")
 F = TypeVar("F", bound="asyncio.Future[Any]")
 
 
-class Worker:
-    """The thread that trains; a daemon, so that the second Ctrl-C need not wait for it."""
+class TrainingThread:
+    """One thread that makes calls in the order they are submitted.
+
+    It is a daemon, so that the process can end at the second Ctrl-C without waiting for the call in it.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -22,13 +25,13 @@ class Worker:
         threading.Thread(target=self._work, name="aflock training", daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """What the call returns, once it has."""
+        """Makes the call in the thread; the future gets its result or its error."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.put((call, future))
         return future
 
     def close(self) -> None:
-        """The thread ends with the call it is in."""
+        """Ends the thread after the calls that were submitted; does not wait for them."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -38,12 +41,12 @@ class Worker:
             error: BaseException | None = None
             try:
                 result = call()
-            except StopIteration as raised:  # no future takes it
+            except StopIteration as raised:  # a future refuses StopIteration as its exception
                 error = RuntimeError("training raised StopIteration")
                 error.__cause__ = raised
             except BaseException as raised:
                 error = raised
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed: the run has ended
                 self._loop.call_soon_threadsafe(_deliver, future, result, error)
 
 
@@ -56,7 +59,7 @@ def _deliver(future: asyncio.Future[Any], result: Any, error: BaseException | No
         future.set_exception(error)
 
 
-def quiet(future: F) -> F:
-    """If it fails and nobody asks any more, nobody is told."""
+def ignore_unretrieved(future: F) -> F:
+    """Marks the future's exception as retrieved: asyncio logs no error if the run ends without looking at it."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future

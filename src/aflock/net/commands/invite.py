@@ -1,21 +1,22 @@
-"""`aflock invite`: what a new client is given, as files; it is a member once they are written, and not before."""
+"""`aflock invite`: writes the files for a new client; the client becomes a member only if all of them are written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import members, serve, tls
+from ..identity import members, tls
+from ..server import main
 
 
 def write(folder: Path, name: str, out: Path | None = None, *, again: bool = False, mtls: bool = False) -> list[str]:
-    """Writes the token file, with `mtls` also NAME.pem and NAME.key; says what is where."""
+    """Writes the token file, with `mtls` also NAME.pem and NAME.key; returns lines for the user."""
     token_file = out or Path(f"{members.checked_name(name)}.token")
     certificate, key = Path(f"{name}.pem"), Path(f"{name}.key")
     written: list[Path] = []
 
     def deliver(token: str) -> None:
-        authority = tls.ca_text(folder) if serve.has_own_authority(folder) else None
+        authority = tls.ca_text(folder) if main.has_own_authority(folder) else None
         contents: list[tuple[Path, str | bytes]] = [(token_file, members.token_text(token, authority))]
         if mtls:
             contents += zip((certificate, key), tls.issue_client(folder, name), strict=True)
@@ -28,7 +29,7 @@ def write(folder: Path, name: str, out: Path | None = None, *, again: bool = Fal
     except BaseException:
         _remove(written)
         raise
-    lines = [f"{token_file}: give it to {name}, over a way nobody else can read"]
+    lines = [f"{token_file}: give it to {name} over a channel that nobody else can read"]
     return [*lines, f"{certificate} and {key}: its certificate and key"] if mtls else lines
 
 

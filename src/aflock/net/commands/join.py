@@ -1,4 +1,7 @@
-"""`aflock join`: a client of a federation, until it has ended or Ctrl-C."""
+"""`aflock join`: takes part in a federation with the model and the batches of a client file.
+
+It ends when the federation has ended, after --jobs jobs, or at Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,22 @@ import argparse
 import logging
 from pathlib import Path
 
-from ..errors import AflockError
-from ..extras import need
-from .recipe import load, place, reason
+from ...errors import AflockError
+from ...system.optional import need
+from ..client.client_file import load, location, one_line
 
 
 class TrainingFailed(AflockError):
-    """The code of a recipe has raised something, which is the cause of this."""
+    """The code of a client file raised an exception, which is the cause of this one."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Takes part."""
+    """Runs the command; returns its exit code."""
     need("aiohttp", extra="net", what="a client")
-    from .client import Client
+    from ..client.client import Client
 
     logging.basicConfig(level=logging.WARNING if options.quiet else logging.INFO, format="%(message)s")
-    recipe = load(options.recipe)
+    arguments = load(options.client_file)
     client = Client(
         options.url,
         Path(options.token_file),
@@ -32,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
         key=None if options.key is None else Path(options.key),
     )
     try:
-        client.run(**recipe, jobs=options.jobs)
+        client.run(**arguments, jobs=options.jobs)
     except AflockError:
         raise
-    except Exception as error:  # what goes wrong with the network or this client's own files is an AflockError
-        raise TrainingFailed(f"training failed in {place(options.recipe, error)}: {reason(error)}") from error
+    except Exception as error:  # errors of the network and of the client's state are AflockErrors
+        raise TrainingFailed(f"training failed in {location(options.client_file, error)}: {one_line(error)}") from error
     return 0

@@ -1,16 +1,17 @@
-"""Who may take part: the members of a federation, and the tokens they show.
+"""The members of a federation and their tokens: invite, revoke, authenticate; token files.
 
     fed/members.json    {"format": 1, "members": {"alice": {"hash": "...", "invited": "...", "revoked": false, ...}}}
-    fed/members.lock    held by the command that changes it
+    fed/members.lock    held by the command that changes members.json
 
-A token is `aflock1.<name>.<secret>` with 32 random bytes in base64url. It is told once, when it is made; what stays is
-the SHA-256 of its secret. A slow hash would add nothing: it makes the guessing of weak passwords dear, and nobody
-guesses 256 random bits. What it would do is let anybody who sends wrong tokens keep the server busy.
+The commands `invite`, `revoke` and `members` call the functions; the server authenticates requests with `Members`.
+
+A token is `aflock1.<name>.<secret>`; the secret is 32 random bytes in base64url. Only the token file has it: what
+members.json has is the SHA-256 of the secret. A slow hash would not add safety: it slows down the guessing of weak
+passwords, and 256 random bits cannot be guessed. It would let anyone keep the server busy by sending wrong tokens.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import hmac
 import json
@@ -26,8 +27,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..files import to_json
+from ...errors import InputError, did_you_mean
+from ...system import files
+from ...system.files import PRIVATE, alone, remove_leftovers, to_json, write_whole
 
 _FORMAT = 1
 _NAME = r"[a-z0-9_][a-z0-9_-]{0,63}"
@@ -35,25 +37,25 @@ _TOKEN = re.compile(rf"aflock1\.({_NAME})\.([A-Za-z0-9_-]{{43}})")
 _CERTIFICATES = re.compile(r"\s*(-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----\s*)+", re.ASCII)
 _LONGEST_TOKEN = 200
 _LARGEST_TOKEN_FILE = 1_000_000
-_UNSURE = (-1,)
-_CLOCK_TICK = 100_000_000  # ns; file systems stamp coarsely: two changes this close may look like one
+_UNCERTAIN_STAMP = (-1,)  # differs from every file's stamp, so that the next `refresh` reads the file
+_CLOCK_TICK = 100_000_000  # ns; two changes within the resolution of a file system's clock have the same time
 
 
 class BadToken(InputError):
-    """The token is not one this federation has given out, or one that was replaced; nothing says which."""
+    """The token is not one of this federation, or was replaced by a newer one; the error does not say which."""
 
     status = 401
 
 
 class Revoked(InputError):
-    """The token is right, but its member may no longer take part."""
+    """The token is valid, but its member was revoked."""
 
     status = 403
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One who was invited; `generation` counts the tokens made for the name."""
+    """A member; `hash` is of its present token's secret, `generation` counts the tokens made for the name."""
 
     name: str
     hash: str = field(repr=False)
@@ -62,12 +64,13 @@ class Member:
     generation: int
 
 
-_NOBODY = Member("", secrets.token_hex(32), "", revoked=True, generation=0)  # whom an unknown name is compared with
+_UNKNOWN = Member("", secrets.token_hex(32), "", revoked=True, generation=0)
+"""Stands for every name that is not a member, so that an unknown name takes the same time to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """What a client was given; `exposed` says that others on its machine may open the file."""
+    """The contents of a token file; `exposed`: other users of the machine may read it."""
 
     token: str = field(repr=False)
     ca: str | None
@@ -75,9 +78,9 @@ class TokenFile:
 
 
 def invite(folder: Path, name: str, *, again: bool = False, deliver: Callable[[str], None] | None = None) -> str:
-    """Makes a token for a name and returns it; with `again`, one the name had before stops working.
+    """Makes a token for a name and returns it; with `again`, the name's token before becomes invalid.
 
-    `deliver` is called with the token before anything is changed; if it fails, all is as before.
+    Calls `deliver` with the token before it changes members.json; if `deliver` raises, members.json stays as it was.
     """
     checked_name(name)
     secret = secrets.token_urlsafe(32)
@@ -85,7 +88,7 @@ def invite(folder: Path, name: str, *, again: bool = False, deliver: Callable[[s
     with _changing(folder) as members:
         old = members.get(name)
         if old and not old.revoked and not again:
-            raise InputError(f"{name!r} is a member already; revoke it first, or replace its token with --again")
+            raise InputError(f"{name!r} is already a member; revoke it first, or replace its token with --again")
         generation = old.generation + 1 if old else 1
         members[name] = Member(name, _hash(secret), _now(), revoked=False, generation=generation)
         if deliver is not None:
@@ -94,7 +97,7 @@ def invite(folder: Path, name: str, *, again: bool = False, deliver: Callable[[s
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Shuts a member out; doing so twice is no error."""
+    """Revokes a member; to revoke it again is not an error."""
     with _changing(folder) as members:
         if name not in members:
             raise InputError(_unknown(name, list(members)))
@@ -103,7 +106,7 @@ def revoke(folder: Path, name: str) -> None:
 
 
 def names(folder: Path) -> dict[str, Member]:
-    """All who were ever invited, the revoked ones included."""
+    """Every member by name, the revoked ones included."""
     try:
         return _read(existing(folder) / "members.json")
     except FileNotFoundError:
@@ -111,182 +114,133 @@ def names(folder: Path) -> dict[str, Member]:
 
 
 class Members:
-    """The server's view of the members; what `refresh` replaces is never changed in place.
+    """The members as the server knows them: the contents of members.json at the last `refresh` that could read it.
 
     known        every member by name
-    revoked      the names of those who may not take part
+    revoked      the names of the revoked members
     generations  the generation of each member's token
-    problem      why the file cannot be used as it is now, or None; until it can, the last good view holds
+    problem      why members.json cannot be used now, or None; meanwhile the last good contents stay in use
+
+    `refresh` replaces these objects and never changes them, so a request may keep using the ones it has.
     """
 
     def __init__(self, folder: Path) -> None:
         self._file = existing(folder) / "members.json"
-        self._seen: tuple[int, ...] = ()
+        self._stamp: tuple[int, ...] = ()
         self.problem: str | None = None
-        self._take({})
+        self._use({})
         self.refresh()
 
     def refresh(self) -> bool:
-        """Reads the file again if it is another than before; true if that has changed anything."""
-        mark = _mark(self._file)
-        if mark == self._seen:
+        """Reads members.json again if it was replaced; true if that changed the members or the problem."""
+        stamp = _stamp(self._file)
+        if stamp == self._stamp:
             return False
         before = self.known, self.problem
-        self._seen = _UNSURE if _is_recent(mark) else mark
+        self._stamp = _UNCERTAIN_STAMP if _is_recent(stamp) else stamp
         self._load()
         return (self.known, self.problem) != before
 
     def authenticate(self, token: str) -> Member:
-        """Whose token this is; `BadToken` (401) or `Revoked` (403) otherwise.
+        """The member whose token this is; raises `BadToken` (401) or `Revoked` (403).
 
-        An unknown name costs the same work as a known one: the time does not tell who is a member.
+        An unknown name takes the same work as a known one, so that the time does not show who is a member.
         """
-        match = _parsed(token)
+        match = _match_token(token)
         if match is None:
-            raise BadToken("this is no token; expected aflock1.<name>.<secret> as it was handed out")
+            raise BadToken("this is not a token; expected aflock1.<name>.<secret>, as `aflock invite` wrote it")
         name, secret = match.groups()
-        member = self.known.get(name, _NOBODY)
+        member = self.known.get(name, _UNKNOWN)
         if not hmac.compare_digest(_hash(secret), member.hash):
-            raise BadToken("this token is not valid (any more); ask whoever runs the federation for a new one")
+            raise BadToken("this token is not valid; ask the operator of the federation for a new one")
         if member.revoked:
-            raise Revoked(f"{name!r} may no longer take part; ask whoever runs the federation")
+            raise Revoked(f"{name!r} was revoked and may no longer take part; ask the operator of the federation")
         return member
 
     def _load(self) -> None:
         try:
-            self._take(_read(self._file))
+            self._use(_read(self._file))
             self.problem = None
         except FileNotFoundError:
-            self.problem = f"{self._file} is gone; put it back, or invite everybody anew"
+            self.problem = f"{self._file} does not exist any more; put it back, or invite all members again"
         except InputError as error:
             self.problem = str(error)
 
-    def _take(self, members: dict[str, Member]) -> None:
+    def _use(self, members: dict[str, Member]) -> None:
         self.known = members
         self.revoked: set[str] = {member.name for member in members.values() if member.revoked}
         self.generations = {member.name: member.generation for member in members.values()}
 
 
-def write_token_file(path: Path, token: str, ca: str | None) -> None:
-    """Writes what a client is given, for its eyes only; a file that is there stays as it is."""
-    write_new(path, token_text(token, ca))
-
-
 def token_text(token: str, ca: str | None) -> str:
-    """What is in a token file."""
-    if _parsed(token) is None:
-        raise InputError("this is no token; expected one that `invite` has returned")
+    """The contents of a token file: the token, and the authority's certificate if it is given."""
+    if _match_token(token) is None:
+        raise InputError("this is not a token; expected one that `invite` returned")
     if ca is not None and not _CERTIFICATES.fullmatch(ca):
-        raise InputError("the certificate of the authority is not plain PEM text; expected the contents of ca.pem")
-    trusted = "" if ca is None else f'ca = """{ca.strip()}\n"""\n'
-    return f'# aflock: keep this file to yourself\ntoken = "{token}"\n{trusted}'
+        raise InputError("the authority's certificate is not plain PEM text; expected the contents of ca.pem")
+    authority = "" if ca is None else f'ca = """{ca.strip()}\n"""\n'
+    return f'# aflock: keep this file to yourself\ntoken = "{token}"\n{authority}'
 
 
 def read_token_file(path: Path) -> TokenFile:
-    """Reads what `write_token_file` has written, or a file with nothing but the token in it."""
+    """Reads a file with the text of `token_text`, or with nothing but the token."""
     try:
         with path.open("rb") as file:
             raw = file.read(_LARGEST_TOKEN_FILE)
             mode = os.fstat(file.fileno()).st_mode
         text = raw.decode("utf-8-sig")
     except FileNotFoundError:
-        raise InputError(f"there is no token file {path}; expected the one you got with your invitation") from None
+        raise InputError(
+            f"the token file {path} does not exist; expected the one that you got with your invitation"
+        ) from None
     except OSError as error:
         raise InputError(f"the token file {path} cannot be read ({error.strerror}); check its permissions") from None
     except UnicodeDecodeError:
         raise InputError(f"{path} is not a text file; expected the token file of your invitation") from None
     exposed = os.name == "posix" and bool(mode & 0o077)
-    if _parsed(text.strip()):
+    if _match_token(text.strip()):
         return TokenFile(text.strip(), None, exposed)
-    found = _contents(text, path)
+    found = _parse_toml(text, path)
     return TokenFile(found.token, found.ca, exposed)
 
 
 def checked_name(name: str) -> str:
-    """The name of a client, if it can be one."""
+    """The name, if it is a valid name for a client."""
     if not isinstance(name, str) or not re.fullmatch(_NAME, name):
-        raise InputError(f"the name {name!r} is not valid; expected 1 to 64 of a-z, 0-9, _ and -, not - at first")
+        raise InputError(f"the name {name!r} is not valid; expected 1 to 64 of a-z, 0-9, _ and -, not - as the first")
     return name
-
-
-def write_private(file: Path, content: str | bytes) -> None:
-    """Writes a file only its owner may read: beside its place, synced, then moved there.
-
-    Two at a time would meet in the file beside it: `alone` keeps them apart.
-    """
-    temporary = file.with_name(f".{file.name}.tmp")
-    temporary.unlink(missing_ok=True)  # what a killed process has left
-    try:
-        write_new(temporary, content)
-        os.replace(temporary, file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(file.parent)
-
-
-@contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Waits for its turn: one process at a time is past this line; a killed one is past it no more."""
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        _wait_for(handle)
-        yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager
 def _changing(folder: Path) -> Iterator[dict[str, Member]]:
-    """The members, to be changed; written if nothing goes wrong meanwhile."""
+    """Yields the members for the block to change, and writes them afterwards if the block raised nothing."""
     with alone(existing(folder) / "members.lock"):
+        remove_leftovers(folder, "members.json")
         members = names(folder)
         yield members
         entries = {member.name: _entry(member) for member in members.values()}
-        write_private(folder / "members.json", to_json({"format": _FORMAT, "members": entries}, indent=1) + "\n")
-
-
-def _wait_for(handle: int) -> None:
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # no such thing on this system
-        return
-    fcntl.flock(handle, fcntl.LOCK_EX)
+        text = to_json({"format": _FORMAT, "members": entries}, indent=1) + "\n"
+        write_whole(folder / "members.json", text, mode=PRIVATE)
 
 
 def write_new(path: Path, content: str | bytes) -> None:
-    """Writes and syncs a file that must not exist yet; never are its contents open to others, not even at first."""
+    """Writes a file that must not exist yet and that only its owner may read."""
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        files.write_new(path, content, mode=PRIVATE)
     except FileExistsError:
-        raise InputError(f"{path} exists already; remove it, or choose another place") from None
+        raise InputError(f"{path} already exists; remove it, or choose another file") from None
     except FileNotFoundError:
-        raise InputError(f"the folder {path.parent} does not exist; make it, or choose another place") from None
+        raise InputError(f"the folder {path.parent} does not exist; make it, or choose another file") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be made ({error.strerror}); expected a place you may write to") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes sure that the names in a folder outlast a loss of power, as their contents do."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}); choose a file in a folder that you may write to"
+        ) from None
 
 
 def existing(folder: Path) -> Path:
-    """The folder of a federation, if it is there."""
+    """The folder, if it exists."""
     if not folder.is_dir():
-        raise InputError(f"the folder {folder} does not exist; expected the folder of a federation")
+        raise InputError(f"the folder {folder} does not exist; expected the data folder of a federation")
     return folder
 
 
@@ -298,17 +252,17 @@ def _read(file: Path) -> dict[str, Member]:
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror}); check its owner and permissions") from None
     except (ValueError, RecursionError):
-        raise InputError(_broken(file, "it is not JSON")) from None
+        raise InputError(_unusable(file, "it is not valid JSON")) from None
     if not isinstance(document, dict) or not isinstance(document.get("members"), dict):
-        raise InputError(_broken(file, "it holds no members"))
+        raise InputError(_unusable(file, "it has no object `members`"))
     if document.get("format") != _FORMAT:
-        raise InputError(_broken(file, f"its format is not {_FORMAT}, the one this version reads"))
+        raise InputError(_unusable(file, f"its format is not {_FORMAT}, the only one that this version reads"))
     return {name: _member(file, name, entry) for name, entry in document["members"].items()}
 
 
 def _member(file: Path, name: str, entry: Any) -> Member:
     if not re.fullmatch(_NAME, name) or not _is_entry(entry):
-        raise InputError(_broken(file, f"the entry of {name!r} is not one of a member"))
+        raise InputError(_unusable(file, f"the entry of {name!r} is not valid"))
     return Member(name, **entry)
 
 
@@ -335,16 +289,17 @@ def _entry(member: Member) -> dict[str, Any]:
     }
 
 
-def _broken(file: Path, why: str) -> str:
-    return f"{file} cannot be used: {why}; put back a good copy, or remove it and invite everybody anew"
+def _unusable(file: Path, why: str) -> str:
+    return f"{file} cannot be used: {why}; put back a good copy, or remove it and invite all members again"
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0)
-    return f"there is no member {name!r}; " + (f"did you mean {near[0]!r}?" if near else "nobody was invited yet")
+    return f"there is no member {name!r}; " + (
+        did_you_mean(name, known, cutoff=0).strip() or "no member was invited yet"
+    )
 
 
-def _parsed(token: str) -> re.Match[str] | None:
+def _match_token(token: str) -> re.Match[str] | None:
     if not isinstance(token, str) or len(token) > _LONGEST_TOKEN:
         return None
     return _TOKEN.fullmatch(token)
@@ -354,22 +309,24 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _contents(text: str, path: Path) -> TokenFile:
-    """What a token file says; the parser's own words are left out of errors: they may quote the token."""
+def _parse_toml(text: str, path: Path) -> TokenFile:
+    """The token and the authority in a TOML text; errors leave out the parser's text, which may quote the token."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
         raise InputError(f'{path} is not TOML; expected token = "aflock1....", or the token and nothing else') from None
     token, ca = document.get("token"), document.get("ca")
-    if not isinstance(token, str) or _parsed(token) is None:
-        raise InputError(f'{path} holds no token; expected token = "aflock1.<name>.<secret>" as it was handed out')
+    if not isinstance(token, str) or _match_token(token) is None:
+        raise InputError(
+            f'{path} holds no token; expected token = "aflock1.<name>.<secret>", as `aflock invite` wrote it'
+        )
     if ca is not None and not (isinstance(ca, str) and "-----BEGIN CERTIFICATE-----" in ca):
         raise InputError(f"{path}: ca is not a certificate; expected PEM text, or no ca at all")
     return TokenFile(token, ca, exposed=False)
 
 
-def _mark(file: Path) -> tuple[int, ...]:
-    """What is different when the file is another; empty if there is none."""
+def _stamp(file: Path) -> tuple[int, ...]:
+    """Changes when the file is replaced; empty if the file does not exist."""
     try:
         found = os.stat(file)
     except OSError:
@@ -377,8 +334,8 @@ def _mark(file: Path) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _is_recent(mark: tuple[int, ...]) -> bool:
-    return bool(mark) and abs(time.time_ns() - mark[0]) < _CLOCK_TICK
+def _is_recent(stamp: tuple[int, ...]) -> bool:
+    return bool(stamp) and abs(time.time_ns() - stamp[0]) < _CLOCK_TICK
 
 
 def _now() -> str:

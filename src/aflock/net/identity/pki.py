@@ -1,6 +1,6 @@
-"""Keys and certificates: how they are made, signed, read and written; whose they are is for tls.py to say.
+"""Keys and certificates: making, signing, reading and writing them. `tls.py` decides which ones a federation has.
 
-`cryptography` is imported where it is used: it is optional and takes a while.
+Functions import `cryptography` when they use it, because it is optional and slow to import.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ...errors import InputError
 
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 
-_SLOW_CLOCKS = timedelta(hours=1)  # a client whose clock is behind accepts a certificate that was just made
+_SLOW_CLOCKS = timedelta(hours=1)  # so that a client whose clock is late accepts a new certificate
 _LABEL = "[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
-_HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?![0-9]+$){_LABEL}")  # digits alone at the end: a wrong address
+_HOST = re.compile(rf"(?=.{{1,253}}$)({_LABEL}\.)*(?![0-9]+$){_LABEL}")  # a last label of digits is a mistyped address
 
 
 def builder(
     name: str, key: EllipticCurvePrivateKey, days: int, extensions: Sequence[x509.ExtensionType]
 ) -> x509.CertificateBuilder:
-    """A certificate for that name and key, yet to be signed."""
+    """An unsigned certificate for a name and a key."""
     from cryptography import x509
 
     begin = now() - _SLOW_CLOCKS
@@ -47,14 +47,14 @@ def builder(
 
 
 def signed(builder: x509.CertificateBuilder, issuer: x509.Name, key: EllipticCurvePrivateKey) -> x509.Certificate:
-    """It, signed by an issuer."""
+    """Signs a certificate with the issuer's key."""
     from cryptography.hazmat.primitives.hashes import SHA256
 
     return builder.issuer_name(issuer).sign(key, SHA256())
 
 
 def key_usage(*, authority: bool) -> x509.KeyUsage:
-    """What a key may be used for: to sign certificates, or to prove who one is."""
+    """The extension that limits a key's use: an authority signs certificates, others prove their identity."""
     from cryptography import x509
 
     return x509.KeyUsage(
@@ -71,7 +71,7 @@ def key_usage(*, authority: bool) -> x509.KeyUsage:
 
 
 def subject(common: str) -> x509.Name:
-    """A subject that has nothing but a common name."""
+    """A subject with a common name only."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
@@ -79,14 +79,14 @@ def subject(common: str) -> x509.Name:
 
 
 def alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """The names and addresses a server is reached by."""
+    """The names and addresses of a server, for its certificate; checked, without duplicates."""
     if isinstance(hosts, str) or not hosts:
         raise InputError("no hosts are given; expected a list of the names and addresses clients reach the server by")
     return list(dict.fromkeys(_alternative_name(host) for host in hosts))
 
 
 def _alternative_name(host: str) -> x509.GeneralName:
-    """An address or a name, told apart; an address may be in the brackets it has in a URL."""
+    """An IP address (with or without the brackets of a URL), or else a DNS name."""
     from cryptography import x509
 
     bare = host.removeprefix("[").removesuffix("]").partition("%")[0]
@@ -104,35 +104,35 @@ def _alternative_name(host: str) -> x509.GeneralName:
 
 
 def new_key() -> EllipticCurvePrivateKey:
-    """A private key."""
+    """A new private key."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_pem(key: EllipticCurvePrivateKey) -> bytes:
-    """A private key as text, without a password."""
+    """A private key as PEM, without a password."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def pem(certificate: x509.Certificate) -> bytes:
-    """A certificate as text."""
+    """A certificate as PEM."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     return certificate.public_bytes(Encoding.PEM)
 
 
 def public_bytes(key: PublicKeyTypes) -> bytes:
-    """What tells two keys apart."""
+    """The public key as bytes; two keys are the same if these are."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def load_certificate(file: Path) -> x509.Certificate:
-    """The first of a file: a chain begins with the certificate itself."""
+    """The first certificate of a PEM file; in a chain that is the server's own."""
     from cryptography import x509
 
     raw = read(file)
@@ -151,21 +151,23 @@ def load_key(file: Path) -> PrivateKeyTypes:
     try:
         return load_pem_private_key(raw, None)
     except TypeError:
-        raise InputError(f"the key {file} asks for a password; give one without, readable by its owner only") from None
+        raise InputError(
+            f"the key {file} is protected by a password; give one without, readable by its owner only"
+        ) from None
     except (ValueError, UnsupportedAlgorithm):
         raise InputError(f"{file} holds no private key; expected PEM text") from None
 
 
 def read(file: Path) -> bytes:
-    """What is in a file, or one sentence why it cannot be read."""
+    """The contents of a file; raises an InputError that says why it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
         raise InputError(
-            f"{file} cannot be read ({error.strerror}); check that it is there and yours to read"
+            f"{file} cannot be read ({error.strerror}); check that it exists and that you may read it"
         ) from None
 
 
 def now() -> datetime:
-    """The time, as certificates tell it."""
+    """The present time in UTC; tests replace it."""
     return datetime.now(UTC)

@@ -1,12 +1,15 @@
-"""What a request is refused with: a status, a code for machines and a sentence for people (docs/protocol.md)."""
+"""Refusals: an HTTP status, a code for programs and a sentence for people (docs/protocol.md).
+
+The server raises `Refused` and answers with it; the client raises the same class from the answer.
+"""
 
 from __future__ import annotations
 
-from ..errors import AflockError
+from ...errors import AflockError
 
 
 class Refused(AflockError):
-    """A request that is not granted; nothing was changed by it."""
+    """The server refused a request; the request changed nothing."""
 
     def __init__(self, status: int, code: str, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
@@ -14,40 +17,50 @@ class Refused(AflockError):
 
 
 def bad_token() -> Refused:
-    """Nothing says what is wrong with it."""
+    """The answer does not say what is wrong with the token, so that it helps nobody to guess one."""
     return Refused(401, "token", "the token is not valid")
 
 
 def revoked() -> Refused:
-    """Shut out by whoever runs the federation."""
+    """The operator has revoked the member."""
     return Refused(403, "revoked", "your invitation was revoked")
 
 
 def suspended() -> Refused:
-    """Shut out by its own updates."""
+    """The client sent too many unusable updates in a row."""
     return Refused(403, "suspended", "you are suspended for unusable updates; ask for a new invitation")
 
 
 def unknown_job() -> Refused:
-    """Another client's job looks the same as none: nobody learns which exist."""
+    """The job is not open, or is another client's: the answer is the same, so that it tells nothing about others."""
     return Refused(409, "unknown-job", "this is not your open job: it was answered, dropped or never given; pull again")
 
 
 def unusable(text: str) -> Refused:
-    """An update that came whole, and is of no use."""
+    """An update that was received whole and that no rule can use; it counts as a strike."""
     return Refused(422, "unusable", text)
 
 
+def diverged(text: str) -> Refused:
+    """An update that is not usable because the job's own model is not; it does not count as a strike."""
+    return Refused(422, "diverged", f"the model of this job has diverged: {text}")
+
+
+def rule_failed(why: str) -> Refused:
+    """The strategy raised an error; the operator finds it in the server's log, and the client tries again later."""
+    return busy("rule-failed", f"{why}; the operator of the federation must look at it", 60.0)
+
+
 def ended(why: str) -> Refused:
-    """The federation is over."""
+    """The federation has ended."""
     return Refused(410, "ended", f"the federation has ended: {why}")
 
 
 def stopping() -> Refused:
-    """The server is about to end."""
+    """The server is shutting down."""
     return busy("stopping", "the server is stopping; try again", 2.0)
 
 
 def busy(code: str, text: str, retry_after: float = 1.0) -> Refused:
-    """Not now."""
+    """The server cannot serve the request now; the client tries again after `retry_after` seconds."""
     return Refused(503, code, text, retry_after)

@@ -1,10 +1,11 @@
-"""What travels: vectors as raw little-endian numbers, everything about them in headers (docs/protocol.md).
+"""The wire format (docs/protocol.md): vectors are raw little-endian numbers in the body, the rest is in headers.
 
     float32    4d bytes
     float16    2d bytes, IEEE half precision
     int8       a float32 scale s, then d integers q:   v_k = s*q_k,   s = max|v|/127
 
-Nothing here touches a socket. Every number a stranger sends goes through `number`, which takes decimal digits only.
+Client and server both use it; it does no input or output. Every number from the other side goes through `number`, which
+accepts decimal digits only.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from ..errors import InputError, VectorError
-from ..types import Outcome, Receipt, Vector
+from ...errors import InputError, VectorError
+from ...types import Outcome, Receipt, Vector
 
 PROTOCOL = 1
 
@@ -37,10 +38,10 @@ REASON = "aflock-reason"
 SERVER_VERSION = "aflock-server-version"
 
 _SIZES = {"float32": (4, 0), "float16": (2, 0), "int8": (1, 4)}
-"""Bytes per number, and beside them."""
+"""Bytes per number, and further bytes per vector."""
 
 ENCODINGS = tuple(_SIZES)
-_USUAL = "float32"
+_DEFAULT_ENCODING = "float32"
 
 Buffer = bytes | bytearray | memoryview
 Headers = Mapping[str, str]
@@ -53,7 +54,7 @@ _NAMES = re.compile(r"(?:[a-z][a-z0-9_]{0,31}(?:,[a-z][a-z0-9_]{0,31}){0,7})?", 
 
 
 class WireError(InputError):
-    """What came over the wire is not of the form the protocol gives it."""
+    """A header or a body does not have the form of docs/protocol.md."""
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def encode(vector: Vector, encoding: str) -> memoryview:
         with np.errstate(over="ignore"):
             halves = vector.astype("<f2")
         if not np.isfinite(halves).all():
-            raise VectorError("a number is too large for float16; choose the encoding float32")
+            raise VectorError("the vector has a number that is too large for float16; choose the encoding float32")
         return halves.view(np.uint8).data
     largest = float(np.abs(vector).max()) if vector.size else 0.0
     scale = np.float32(largest / 127) or np.float32(1.0)
@@ -84,7 +85,10 @@ def encode(vector: Vector, encoding: str) -> memoryview:
 
 
 def bounded(vector: Vector, encoding: str) -> Vector:
-    """What of a vector can travel: a model that has run away must not keep the server from answering."""
+    """The vector with every number limited to what the encoding can hold.
+
+    The server sends its models through this: a model that has diverged must not keep it from answering.
+    """
     most = {"float32": np.inf, "float16": 65504.0, "int8": float(np.finfo(np.float32).max)}[encoding]
     if encoding == "float32" or np.abs(vector).max(initial=0.0) <= most:
         return vector
@@ -92,7 +96,7 @@ def bounded(vector: Vector, encoding: str) -> Vector:
 
 
 def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
-    """The vector in a buffer; for float32 a view of it. What was encoded comes back the same on every machine."""
+    """The vector in a buffer (float32: a view of it); the same buffer gives the same bits on every machine."""
     if len(buffer) != size(encoding, length):
         raise VectorError(f"a vector has {len(buffer)} bytes; expected {size(encoding, length)} ({encoding})")
     if encoding == "float32":
@@ -100,13 +104,15 @@ def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
     if encoding == "float16":
         return np.frombuffer(buffer, "<f2").astype(np.float32)
     scale = np.frombuffer(buffer, "<f4", 1)[0]
-    with np.errstate(over="ignore", invalid="ignore"):  # a hostile scale; whoever takes the vector looks at its numbers
+    with np.errstate(over="ignore", invalid="ignore"):  # any scale may come; the caller checks the numbers
         return np.frombuffer(buffer, np.int8, offset=4).astype(np.float32) * np.float32(scale)
 
 
 def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:
-    """The vectors of a body, one after the other."""
-    if encoding == "float32" and len(names) == 1 and len(body) == 4 * length and _IS_LITTLE:  # as nearly always
+    """The vectors of a body, which are in the order of `names`."""
+    if (
+        encoding == "float32" and len(names) == 1 and len(body) == 4 * length and _IS_LITTLE
+    ):  # the usual case, without the work below
         return {names[0]: np.frombuffer(body, _LITTLE)}
     each, view = size(encoding, length), memoryview(body)
     if len(view) != each * len(names):
@@ -118,12 +124,12 @@ def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dic
 
 
 def pairs(lines: str) -> list[tuple[str, str]]:
-    """The headers in some lines of them, each ended as HTTP ends a line."""
+    """The (name, value) pairs of header lines, each of which ends with CR LF."""
     return [(name, value) for name, _, value in (line.partition(": ") for line in lines.split("\r\n")[:-1])]
 
 
 def number(headers: Headers, name: str, default: int | None = None) -> int:
-    """A header that is a number: decimal digits, at most 18 of them."""
+    """The number in a header: at most 18 decimal digits."""
     text = headers.get(name)
     return default if text is None and default is not None else _number(text, name)
 
@@ -139,11 +145,11 @@ def _number(text: str | None, name: str) -> int:
 
 def names(headers: Headers) -> tuple[str, ...]:
     """The names of the vectors in a body."""
-    return _listed(headers.get(VECTORS, ""))
+    return _vector_names(headers.get(VECTORS, ""))
 
 
 @lru_cache(64)
-def _listed(text: str) -> tuple[str, ...]:
+def _vector_names(text: str) -> tuple[str, ...]:
     if not _NAMES.fullmatch(text):
         raise WireError(f"the header {VECTORS} is not a list of names")
     found = tuple(text.split(",")) if text else ()
@@ -154,10 +160,10 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def encoding(headers: Headers) -> str:
     """How the vectors of a body are encoded."""
-    return _known(headers.get(ENCODING, _USUAL))
+    return _checked_encoding(headers.get(ENCODING, _DEFAULT_ENCODING))
 
 
-def _known(encoding: str) -> str:
+def _checked_encoding(encoding: str) -> str:
     if encoding not in ENCODINGS:
         raise WireError(f"the header {ENCODING} names none of {', '.join(ENCODINGS)}")
     return encoding
@@ -175,13 +181,13 @@ class JobHead(NamedTuple):
     staleness: int = 0
 
     def lines(self) -> str:
-        """As they travel."""
+        """The header lines."""
         own = job_lines(self.job, self.number, self.staleness)
         return own + version_lines(self.version, self.first, self.vectors, self.encoding)
 
     @classmethod
     def parse(cls, headers: Headers) -> Self:
-        """From the headers of an answer."""
+        """From the headers of the answer to a pull or a push."""
         return cls(
             number(headers, JOB),
             number(headers, VERSION),
@@ -194,12 +200,12 @@ class JobHead(NamedTuple):
 
 
 def job_lines(job: int, number: int, staleness: int) -> str:
-    """What is one job's own, as it travels."""
+    """The header lines that differ from job to job."""
     return f"{JOB}: {job}\r\n{NUMBER}: {number}\r\n{LAST_STALENESS}: {staleness}\r\n"
 
 
 def version_lines(version: int, first: bool, vectors: Sequence[str], encoding: str) -> str:
-    """What the jobs of a version have in common, as it travels."""
+    """The header lines that all jobs of a version have in common."""
     return f"{VERSION}: {version}\r\n{FIRST}: {first:d}\r\n{VECTORS}: {','.join(vectors)}\r\n{ENCODING}: {encoding}\r\n"
 
 
@@ -213,7 +219,7 @@ class UpdateHead(NamedTuple):
     encoding: str
 
     def headers(self) -> dict[str, str]:
-        """As they travel."""
+        """The headers of the request that sends it."""
         return {
             VERSION: str(self.version),
             STEPS: str(self.steps),
@@ -224,12 +230,12 @@ class UpdateHead(NamedTuple):
 
     @staticmethod
     def parse(headers: Headers) -> UpdateHead:
-        """From the headers of a request."""
+        """From the headers of the request that sends it."""
         get = headers.get
-        return _update_head(get(VERSION), get(STEPS), get(EXAMPLES), get(VECTORS, ""), get(ENCODING, _USUAL))
+        return _update_head(get(VERSION), get(STEPS), get(EXAMPLES), get(VECTORS, ""), get(ENCODING, _DEFAULT_ENCODING))
 
 
-@lru_cache(1024)  # many updates are of the same version, and most say the same otherwise
+@lru_cache(1024)  # many updates have the same version, and the same headers otherwise
 def _update_head(
     version: str | None, steps: str | None, examples: str | None, vectors: str, encoding: str
 ) -> UpdateHead:
@@ -237,19 +243,19 @@ def _update_head(
         _number(version, VERSION),
         _number(steps, STEPS),
         _number(examples, EXAMPLES),
-        _listed(vectors),
-        _known(encoding),
+        _vector_names(vectors),
+        _checked_encoding(encoding),
     )
 
 
 def receipt_lines(receipt: Receipt, version: int) -> str:
-    """A receipt as it travels."""
+    """The header lines of a receipt; `version` is the server's."""
     lines = f"{OUTCOME}: {receipt.outcome}\r\n{STALENESS}: {receipt.staleness}\r\n{SERVER_VERSION}: {version}\r\n"
     return f"{lines}{REASON}: {receipt.reason}\r\n" if receipt.reason else lines
 
 
 def parse_receipt(headers: Headers) -> tuple[Receipt, int]:
-    """A receipt and the server's version when it was made."""
+    """A receipt, and the server's version when it made the receipt."""
     known: dict[str, Outcome] = {"applied": "applied", "buffered": "buffered", "rejected": "rejected"}
     outcome = known.get(headers.get(OUTCOME, ""))
     if outcome is None:

@@ -1,4 +1,9 @@
-"""The model on held-out data, every so many versions, beside the server's work; the best one is kept."""
+"""Measures the model on the test set every so many versions, in a thread of its own, and saves the best model.
+
+main.py makes the `Evaluator`; `App` calls `on_version` whenever the model has a new version. The accuracy of the best
+model so far is in `best.json`, the model in `best.safetensors`. With `[evaluation] target` the federation ends when a
+model is accurate enough.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +12,30 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..files import write_whole
-from ..models.base import Evaluation
-from ..types import Vector
-from . import weights
+from ...models.base import Evaluation
+from ...system.files import write_whole
+from ...types import Vector
+from ..protocol.refusals import Refused
+from ..storage import model_file
+from ..storage.data_folder import DataFolder
+from .app import App
 from .logs import fields, log
-from .refusals import Refused
-from .service import Service
-from .store import Store
 
 
 class Evaluator:
-    """Measures one model at a time; versions that come meanwhile are passed over."""
+    """Measures one model at a time; versions that are made meanwhile are not measured."""
 
-    def __init__(self, store: Store, service: Service) -> None:
+    def __init__(self, store: DataFolder, app: App) -> None:
         p = store.settings.section("evaluation")
-        self._store, self._service = store, service
+        self._store, self._app = store, app
         self._every, self._target = p.every, p.target
         self._thread = ThreadPoolExecutor(1, "evaluation") if p.every is not None else None
         self._last = store.federation.version
-        self._best = self._kept_best()
+        self._best = self._saved_best()
         self._task: asyncio.Task[None] | None = None
 
-    def _kept_best(self) -> float:
+    def _saved_best(self) -> float:
+        """The accuracy of the best model that was saved; -1 if there is none, so that the first one is better."""
         file = self._store.folder / "best.json"
         try:
             return float(json.loads(file.read_text(encoding="utf-8"))["accuracy"])
@@ -37,12 +43,13 @@ class Evaluator:
             return -1.0
 
     def on_version(self, version: int) -> None:
-        """The model has moved."""
+        """The model has a new version: measures it if it is due and no measurement is running."""
         if self._thread is None or (self._task and not self._task.done()):
             return
-        if version // self._every == self._last // self._every:  # a restart in between changes nothing
+        if version // self._every == self._last // self._every:  # by version, so that a restart changes nothing
             return
         self._last = version
+        # The strategy never changes a model it has published, so the thread may read it while updates are applied.
         self._task = asyncio.get_running_loop().create_task(self._measure(version, self._store.federation.model))
 
     async def _measure(self, version: int, model: Vector) -> None:
@@ -53,14 +60,14 @@ class Evaluator:
             about,
             extra=fields(event="evaluation", **about),
         )
-        self._service.meter.evaluation.update(version=version, accuracy=found.accuracy, loss=found.loss)
+        self._app.counters.evaluation.update(version=version, accuracy=found.accuracy, loss=found.loss)
         if found.accuracy > self._best:
             self._best = found.accuracy
-            self._keep(version, model, found)
+            self._save_best(version, model, found)
         if self._target is not None and found.accuracy >= self._target:
             try:
                 why = f"accuracy {found.accuracy:.4f} at version {version} reaches the target"
-                await self._service.end(why, found.accuracy)
+                await self._app.end(why, found.accuracy)
             except Refused as refusal:
                 log.warning("the federation cannot be ended now: %s", refusal)
 
@@ -69,16 +76,16 @@ class Evaluator:
         judge, dataset = self._store.judge
         return judge.evaluate(model, dataset.test_inputs, dataset.test_y)
 
-    def _keep(self, version: int, model: Vector, found: Evaluation) -> None:
+    def _save_best(self, version: int, model: Vector, found: Evaluation) -> None:
         about: dict[str, Any] = {"version": version, "accuracy": found.accuracy, "loss": found.loss}
         try:
-            weights.save(self._store.folder / "best.safetensors", model, **about)
+            model_file.save(self._store.folder / "best.safetensors", model, **about)
             write_whole(self._store.folder / "best.json", json.dumps(about))
         except OSError as error:
-            log.error("the best model cannot be kept: %s", error)
+            log.error("cannot save the best model: %s", error)
 
     async def close(self) -> None:
-        """Waits for the measurement under way."""
+        """Waits for the measurement that is running, and ends the thread."""
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
         if self._thread is not None:

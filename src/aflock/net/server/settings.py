@@ -1,82 +1,76 @@
-"""The federation file: what is trained, by which rule, and how its server behaves.
+"""The federation file: which model is trained, by which rule, and how its server behaves.
 
     settings = Settings.read("federation.toml")
     settings.section("server").port
     settings.text()                                    the resolved file, every default written out
 
-What sections are is in config.py; here is which there are. `aflock serve --explain` prints them all.
+config.py reads and checks sections; this module says which sections and keys there are. `aflock serve --explain` prints
+them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import config, data, local, models, rng, strategies
-from ..config import ConfigError, Named, Registered, Schema
-from ..data import Dataset
-from ..models.base import Model
-from ..params import Params, choice, positive, switch, unit, whole, words
-from ..strategies.base import Strategy
-from ..types import Vector
-from . import weights
-from .seats import Terms
-from .wire import ENCODINGS
+from ... import config, data, local, models, rng, strategies
+from ...config import ConfigError, Named, Registered, Schema
+from ...coordination.budget import Budget
+from ...errors import InputError, StateError
+from ...events import Event
+from ...params import Params, choice, positive, switch, unit, whole, words
+from ...strategies.base import Strategy
+from ...types import Vector
+from ..federation.federation import Federation
+from ..federation.params import FederationParams
+from ..federation.terms import Terms
+from ..identity.members import checked_name
+from ..storage import model_file
+from ..storage.configuration import Start
 
 _HOST = "where the server listens; 127.0.0.1: only this machine can reach it; 0.0.0.0: every network it is in can"
 _NAMES = (
-    "what clients may write for the server in their URL: the certificate is made out to these names and addresses, and "
-    "the first stands in the URL that is printed; None: host, or with 0.0.0.0 the machine's own name"
+    "names and addresses that clients use for the server in their URL: its certificate is made for them, and the URL "
+    "that is printed has the first; None: host, or with 0.0.0.0 the machine's own name"
 )
 
 
 @dataclass(frozen=True)
-class FederationParams(Params):
-    """Who takes part and what is asked of them."""
-
-    clients: int = whole(1, "clients that must have come before the first job is given")
-    concurrency: int | None = whole(None, "jobs in flight; None: every client may have one")
-    max_staleness: int | None = whole(None, "older updates are discarded; None: the rule's own bound", least=0)
-    steps: int = whole(1, "K, local steps a client is advised to make")
-    batch: int = whole(32, "examples per local step a client is advised to take")
-    encoding: str = choice("float32", ENCODINGS, "how vectors travel, both ways")
-    max_norm: float | None = positive(None, "largest Euclidean norm of a vector in an update; None: any")
-    strikes: int = whole(5, "unusable updates in a row after which a client is suspended")
-    seed: int = whole(0, "initial model, random rules", least=0)
-
-
-@dataclass(frozen=True)
 class ServerParams(Params):
-    """The machine's side."""
+    """How the server listens, and what it keeps."""
 
     host: str = words("127.0.0.1", _HOST, "a name or address of this machine")
     port: int = whole(8443, "port to listen on; 0: any free one", least=0, most=65535)
-    names: str | None = words(None, _NAMES, "names or addresses, apart by commas")
-    lease: float = positive(600.0, "seconds a client may work without a sign of life")
+    names: str | None = words(None, _NAMES, "names or addresses, separated by commas")
+    lease: float = positive(600.0, "seconds a client may keep a job without a heartbeat, or progress of its upload")
     rate: float = positive(500.0, "requests per second a client may make; twice as many in a burst", least=0.01)
     connections: int = whole(4096, "open connections at a time")
-    idle: float = positive(75.0, "seconds an idle connection is kept, and a request's headers may take")
-    snapshot: int = whole(256, "megabytes of journal after which a snapshot is made")
-    snapshots: int = whole(2, "snapshots that are kept")
-    archive: bool = switch(False, "whether the journal is kept from the beginning, for replays")
-    status: str = choice("open", ("open", "token"), "who may see /v1/status and /metrics: anybody, or members")
+    idle: float = positive(75.0, "seconds an idle connection stays open, and the headers of a request may take")
+    snapshot: int = whole(256, "megabytes of journal after which the server writes a snapshot")
+    snapshots: int = whole(2, "snapshots that the server keeps")
+    archive: bool = switch(False, "whether the server keeps the journal from the beginning, for replays")
+    status: str = choice(
+        "open", ("open", "token"), "whether /v1/status and /metrics are open, or need a member's token"
+    )
 
 
 @dataclass(frozen=True)
 class EvaluationParams(Params):
-    """The model on the test set of [data]; needs a [model] with a name."""
+    """Evaluation of the model on the test set of [data]; needs a [model] with a name."""
 
     every: int | None = whole(None, "server steps between two evaluations; None: never")
-    target: float | None = unit(None, "accuracy at which the federation ends; None: none", one=True)
+    target: float | None = unit(
+        None, "accuracy at which the federation ends; None: it does not end by accuracy", one=True
+    )
 
 
 @dataclass(frozen=True)
 class BudgetParams(Params):
-    """When a federation ends: at the first of these; never, if there is none."""
+    """A federation ends at the first of these limits; without a limit, never."""
 
-    uploads: int | None = whole(None, "client reports")
+    uploads: int | None = whole(None, "updates of clients")
     versions: int | None = whole(None, "server steps")
 
 
@@ -100,19 +94,24 @@ SCHEMA = Schema(
     named={
         "strategy": Registered("ace", strategies.entries, "the server's rule"),
         "model": Registered("logistic", lambda: [_Vector(), *models.entries()], "what is trained"),
-        "data": Registered("digits", data.entries, "what a named model is made for, and measured on"),
-        "local": Registered("auto", lambda: [local.AUTO, *local.entries()], "the client's rule, as advised"),
+        "data": Registered("digits", data.entries, "the data set that a named model is made for, and evaluated on"),
+        "local": Registered(
+            "auto", lambda: [local.AUTO, *local.entries()], "the local rule that the server advises clients to use"
+        ),
     },
     fixed={
-        "federation": (FederationParams, "who takes part and what is asked of them"),
-        "server": (ServerParams, "the machine's side"),
-        "evaluation": (EvaluationParams, "when the model is measured, and when that is enough"),
-        "budget": (BudgetParams, "when the federation ends: at the first of these; never, if there is none"),
+        "federation": (FederationParams, "which clients take part, and what the server asks of them"),
+        "server": (ServerParams, "how the server listens, and what it keeps"),
+        "evaluation": (EvaluationParams, "when the server evaluates the model, and which accuracy ends the federation"),
+        "budget": (BudgetParams, "the federation ends at the first of these limits; without a limit, never"),
     },
 )
 
 LASTING = ("strategy", "model", "data", "federation")
-"""Sections that make a federation what it is: it cannot be continued with others."""
+"""Sections that must not change after a federation has begun."""
+
+CHANGEABLE = {"federation": ("selection", "probabilities", "norm_factor", "max_examples", "max_steps")}
+"""Keys of these sections that may change all the same: records hold who got which job, and what was accepted."""
 
 EXAMPLE = """\
 # A federation: `aflock serve federation.toml --data-dir fed/`. Every key: `aflock serve --explain`.
@@ -125,13 +124,13 @@ buffer = 4
 name = "logistic"          # or name = "vector" and length = 7850: the server need not know more
 
 [data]
-name = "digits"            # what the model is made for, and measured on
+name = "digits"            # what the model is made for, and evaluated on
 
 [local]
 eta_l = 0.1
 
 [federation]
-clients = 2                # the first job is given when so many have come
+clients = 2                # the first job is given when this many have joined
 steps = 5
 
 [evaluation]
@@ -143,14 +142,6 @@ port = 8443
 
 
 @dataclass(frozen=True)
-class Start:
-    """What a federation begins with; what its model can be judged by only where the server knows that."""
-
-    w0: Vector
-    judge: tuple[Model, Dataset] | None
-
-
-@dataclass(frozen=True)
 class Settings:
     """A whole federation file, checked."""
 
@@ -158,22 +149,25 @@ class Settings:
 
     @staticmethod
     def read(file: str | Path, changes: Iterable[str] = ()) -> Settings:
-        """From a TOML file, with changes of the form "section.key=value"."""
+        """Reads a TOML file, and makes changes of the form "section.key=value"."""
         return Settings.build(config.read(file, "aflock serve --example"), changes)
 
     @staticmethod
     def build(document: Mapping[str, Any], changes: Iterable[str] = ()) -> Settings:
-        """From nested dictionaries."""
+        """Checks nested dictionaries, as TOML has them."""
         settings = Settings(SCHEMA.check(SCHEMA.merge(document, changes)))
         settings.strategy()
+        _check_selection(settings.section("federation"))
         if settings.section("model").name == "vector" and settings.section("evaluation").every is not None:
-            raise ConfigError("[evaluation] every needs a [model] with a name; the server cannot run a mere vector")
+            raise ConfigError(
+                "[evaluation] every needs a [model] with a name; the server cannot evaluate a plain vector"
+            )
         if settings.section("evaluation").target is not None and settings.section("evaluation").every is None:
-            raise ConfigError("[evaluation] target needs every: how often the model is measured")
+            raise ConfigError("[evaluation] target needs every: how often the server evaluates the model")
         return settings
 
     def section(self, key: str) -> Any:
-        """One section: its parameters, or its name and parameters."""
+        """One section: its parameters; of a named section, its name and parameters."""
         return self.sections[key]
 
     def resolved(self) -> config.Document:
@@ -181,20 +175,40 @@ class Settings:
         return config.resolved(self.sections)
 
     def text(self) -> str:
-        """The resolved file."""
+        """The federation file with every default written out."""
         return config.text(self.resolved())
 
     def terms(self) -> Terms:
-        """When the federation ends."""
-        budget = self.section("budget")
-        return Terms(budget.uploads, budget.versions, self.section("evaluation").target)
+        """When the federation ends, and which norms it accepts until then."""
+        budget, factor = self.section("budget"), self.section("federation").norm_factor
+        limits = {"uploads": budget.uploads, "versions": budget.versions, "target": self.section("evaluation").target}
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        return Terms(Budget(**given), factor or None)
 
     def lasting(self) -> config.Document:
-        """What must not change while a federation lives."""
-        return {key: values for key, values in self.resolved().items() if key in LASTING}
+        """The sections and keys that must not change after the federation has begun."""
+        found = {key: values for key, values in self.resolved().items() if key in LASTING}
+        for section, keys in CHANGEABLE.items():
+            found[section] = {key: value for key, value in found[section].items() if key not in keys}
+        return found
+
+    def check_continues(self, kept: Mapping[str, Any], file: Path) -> None:
+        """Raises `StateError` if `kept`, the content of `file`, has another rule or model than these settings."""
+        began = Settings.build({name: kept[name] for name in LASTING if name in kept}).lasting()
+        for section, values in self.lasting().items():
+            if began[section] != values:
+                changed = [key for key in values if began[section].get(key) != values[key]]
+                raise StateError(
+                    f"[{section}] {', '.join(changed) or 'name'} is not what this federation was begun with (see "
+                    f"{file}); put it back, or begin another federation in another folder"
+                )
+
+    def federation(self, w0: Vector, on_event: Callable[[Event], None] | None = None) -> Federation:
+        """The federation before its first record."""
+        return Federation(self.strategy, self.section("federation"), self.terms(), w0, on_event)
 
     def strategy(self) -> Strategy:
-        """The rule, for the clients it begins with."""
+        """The server's rule, for the number of clients the federation begins with."""
         rule: Named = self.section("strategy")
         federation: FederationParams = self.section("federation")
         made = strategies.create(rule.name, federation.clients, seed=federation.seed, **rule.params)
@@ -206,18 +220,31 @@ class Settings:
         return made
 
     def advice(self) -> dict[str, Any]:
-        """The client's rule, by name and parameters; one that cannot go with the server's is refused."""
-        half, rule = self.section("local"), self.strategy()
-        name, params = local.choose(half.name, half.params, rule.client_half)
+        """The name and parameters of the advised local rule; raises if it does not go with the server's rule."""
+        chosen, rule = self.section("local"), self.strategy()
+        name, params = local.choose(chosen.name, chosen.params, rule.client_half)
         local.check_halves(local.create(name, **params), rule.name, rule.needs, rule.client_half)
         return {"name": name, **params}
 
     def start(self) -> Start:
-        """The initial model, the same at every start."""
+        """The initial model w^0, the same at every start."""
         model: Named = self.section("model")
         if model.name == "vector":
-            return Start(weights.initial(model.params["length"], model.params["file"]), None)
+            return Start(model_file.initial(model.params["length"], model.params["file"]), None)
         source, seed = self.section("data"), self.section("federation").seed
         dataset = data.load(source.name, seed=seed, **source.params)
         made = models.create(model.name, dataset, **model.params)
         return Start(made.init(rng.stream(seed, "model")), (made, dataset))
+
+
+def _check_selection(p: FederationParams) -> None:
+    if (p.probabilities is not None) != (p.selection == "biased"):
+        raise ConfigError(
+            f'[federation] selection = "{p.selection}" and probabilities do not go together; "biased" needs them, the '
+            "others take none"
+        )
+    for name in p.probabilities or {}:
+        try:
+            checked_name(name)
+        except InputError as error:
+            raise ConfigError(f"[federation] probabilities: {error}") from None

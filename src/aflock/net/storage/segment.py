@@ -1,15 +1,22 @@
 """A segment of a journal: one file of checksummed records.
 
-A segment is a header (magic, format, first seq, mark, checksum) and frames, one for each record: mark, seq, batch,
-length of the head, length of the body, checksum of both, checksum of all that; then the head and the body. The mark is
-eight random bytes that are the segment's own, so that nothing a client sends can look like a frame.
+A segment is a header (magic, format, first seq, mark, checksum) and one frame per record: mark, seq, batch, length of
+the head, length of the body, checksum of both, checksum of these fields; then the head and the body. The mark is eight
+random bytes, drawn for each segment, so that nothing a client sends can look like a frame.
 
-What a crash can do. A batch is written to one segment and synced before the next one begins, so only the last batch
-may be torn; it was never acknowledged. Not all file systems write a file's pages in order, so whole frames of a torn
-batch can stand behind a hole. Every frame therefore names the first seq of its batch. Let the frame of record e be
-bad. A later frame whose batch is at most e is of the same batch as e, and says nothing. A later frame whose batch is
-greater than e was begun after e had been synced: then e was lost to something else than a crash, and the journal is
-refused. Without such a frame the rest of the file is a torn tail and is cut off.
+What a crash can do. The journal writes a batch to one segment and syncs it before it writes the next batch, so a crash
+can tear only the last batch, and none of its records was acknowledged. Not all file systems write the pages of a file
+in order, so a torn batch can have a hole with whole frames behind it. A reader cuts off a torn batch from its first bad
+frame on, but it must not cut off acknowledged records that were damaged. Therefore every frame names the first seq of
+its batch. Say that the frame of record e is bad. A later frame whose batch begins at or before e is of the same batch
+as e: the batch may be torn. A later frame whose batch begins after e was written after the batch of e had been synced:
+a crash cannot have damaged record e, and the reader refuses the journal. If there is no such frame, everything from
+record e on is the rest of a torn batch.
+
+What a failed sync can do. The kernel may drop the pages of the last batch and still show them to a process that reads
+the file; a later sync finds no page to write and succeeds. After a restart the journal therefore writes the last batch
+again, the same bytes, and syncs it, before a server relies on it. If that is the first batch of the segment, the
+journal also writes the header again.
 """
 
 from __future__ import annotations
@@ -18,35 +25,31 @@ import errno
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..checksum import crc32
-from ..errors import AflockError
-
-Buffer = bytes | bytearray | memoryview
+from ...errors import AflockError
+from ...system.checksum import crc32
+from .disk import DISK, Buffer, Disk
 
 _MAGIC = b"aflock\0j"
 _FORMAT = 2
 _HEADER = struct.Struct("<8sIQ8s")  # magic, format, first seq, mark
 _FRAME = struct.Struct("<8sQQIQI")  # mark, seq, batch, length of head, length of body, checksum of both
-_SEAL_BYTES = 4
+_SEAL_BYTES = 4  # the checksum behind the fields of a header or frame
 _HEADER_BYTES = _HEADER.size + _SEAL_BYTES
 _FRAME_BYTES = _FRAME.size + _SEAL_BYTES
 _MARK_BYTES = 8
-IOV_MAX = 1024
+IOV_MAX = 1024  # most buffers that Linux takes in one pwritev
 _SCAN_BYTES = 1 << 20
-_ALIGNED = 8  # as numbers in a body want to stand in memory
-_PAGE_BYTES = 1 << 16  # the largest there are
-_LET_GO_BYTES = 1 << 20
-
-_datasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # not every system has the cheaper one
-_advise: Callable[[int, int, int, int], None] | None = getattr(os, "posix_fadvise", None)  # nor that
+_ALIGNED = 8  # a body is read to an address that is a multiple of this: unaligned numbers are slow to work with
+_PAGE_BYTES = 1 << 16  # the largest page size of any system
+_DROP_BYTES = 1 << 20  # a smaller part of the page cache is not worth a system call
 
 
 class JournalError(AflockError):
-    """The journal cannot do what was asked."""
+    """A call of the journal failed."""
 
 
 class CorruptJournal(JournalError):
@@ -60,24 +63,28 @@ class CorruptJournal(JournalError):
         self.path, self.offset = path, offset
 
 
-class Entry(NamedTuple):
-    """What is written: head and body mean nothing to the journal."""
+class JournalEntry(NamedTuple):
+    """One record to write; the journal does not look into head and body."""
 
     head: bytes
     body: Buffer
     checksum: int
-    """Of both."""
+    """Of head and body together."""
 
 
-def entry(head: bytes, body: Buffer = b"") -> Entry:
-    """An entry, in the thread that has it: one that writes would have to wait for its turn after each checksum."""
+def entry(head: bytes, body: Buffer = b"") -> JournalEntry:
+    """Makes an entry, with its checksum.
+
+    The caller's thread computes the checksum. The journal's thread would release the interpreter for each checksum and
+    then wait until it gets it back, once per record of a batch.
+    """
     if type(body) is memoryview and (body.itemsize > 1 or body.ndim > 1):
         body = body.cast("B") if len(body) else b""  # an empty view cannot be cast
-    return Entry(head, body, crc32(body, crc32(head)))
+    return JournalEntry(head, body, crc32(body, crc32(head)))
 
 
 class Record(NamedTuple):
-    """One entry of the journal."""
+    """One record that was read from the journal."""
 
     seq: int
     head: bytes
@@ -87,48 +94,41 @@ class Record(NamedTuple):
 class _Frame(NamedTuple):
     record: Record
     batch: int
+    """The first seq of the batch the record was written with."""
     end: int
-
-
-class Writing(NamedTuple):
-    """A batch on its way to the disk: for each record what stands before its body, and the body."""
-
-    descriptor: int
-    heads: list[bytes]
-    bodies: list[Buffer]
-    place: int
-    end: int
-    kept: int
-    let_go: int
-    """Bytes from `kept` on that nobody will read: they need not stay in memory."""
+    """Where the next frame begins."""
 
 
 class Segment:
-    """One file: whole frames up to `end`, the last of them of the record before `next`."""
+    """One open file of a journal.
 
-    def __init__(self, path: Path, descriptor: int, first: int, mark: bytes) -> None:
+    All frames that were read or written end at `end`; the next record gets the seq `next`.
+    """
+
+    def __init__(self, disk: Disk, path: Path, descriptor: int, first: int, mark: bytes) -> None:
         self.path, self.first, self.mark = path, first, mark
         self.next, self.end = first, _HEADER_BYTES
-        self._descriptor = descriptor
-        self._kept = 0  # pages before that are not kept in memory
-        self._size = os.fstat(descriptor).st_size
+        self._disk, self._descriptor = disk, descriptor
+        self._batch, self._batch_begin = first, _HEADER_BYTES  # first seq and place of the last batch that was read
+        self._dropped = 0  # the page cache need not hold the bytes before this place
+        self._size = disk.size(descriptor)
 
     @classmethod
-    def begin(cls, path: Path, descriptor: int, first: int) -> Segment:
-        """A new one, in an empty file; its header is on the disk when it returns."""
+    def begin(cls, disk: Disk, path: Path, descriptor: int, first: int) -> Segment:
+        """Writes the header of a new segment to an empty file; it is on the disk when this returns."""
         mark = os.urandom(_MARK_BYTES)
-        _write_all(descriptor, [_sealed(_HEADER.pack(_MAGIC, _FORMAT, first, mark))], 0)
-        os.fsync(descriptor)
-        return cls(path, descriptor, first, mark)
+        _write_all(disk, descriptor, [_sealed(_HEADER.pack(_MAGIC, _FORMAT, first, mark))], 0)
+        disk.sync(descriptor)
+        return cls(disk, path, descriptor, first, mark)
 
     @classmethod
-    def open(cls, path: Path, first: int) -> Segment:
-        """One that is there; nothing but its header is read."""
-        descriptor = os.open(path, os.O_RDWR)
+    def open(cls, path: Path, first: int, *, disk: Disk = DISK, writable: bool = False) -> Segment:
+        """Opens an existing segment and reads its header."""
+        descriptor = disk.open(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
-            return cls(path, descriptor, first, _mark(path, first, os.pread(descriptor, _HEADER_BYTES, 0)))
+            return cls(disk, path, descriptor, first, _mark(path, first, _first_bytes(disk, descriptor, _HEADER_BYTES)))
         except BaseException:
-            os.close(descriptor)
+            disk.close(descriptor)
             raise
 
     @property
@@ -142,81 +142,78 @@ class Segment:
         return self.end == self._size
 
     def records(self, after: int) -> Iterator[Record]:
-        """The records after `after`, up to the end of the file or to what is no whole frame."""
+        """Yields the records after the seq `after`, up to the end of the file or the first frame that is not whole."""
         while frame := self._frame(self.end):
             if frame.record.seq != self.next:
                 raise CorruptJournal(self.path, self.end, missing(self.next, frame.record.seq))
+            if frame.batch != self._batch:
+                self._batch, self._batch_begin = frame.batch, self.end
             self.next, self.end = self.next + 1, frame.end
             if frame.record.seq > after:
                 yield frame.record
 
-    def cut_torn_tail(self) -> None:
-        """Cuts off what a crash left of the last batch; the module's text says how that is told from damage."""
-        if self.is_whole:
-            return
-        if any(frame.batch > self.next for frame in self._later_frames()):
+    def check_tail(self) -> None:
+        """Raises `CorruptJournal` if the frame at `end` is not whole and a crash cannot be the cause.
+
+        The text at the top of this module says how this is decided.
+        """
+        if not self.is_whole and any(frame.batch > self.next for frame in self._later_frames()):
             raise self.damaged()
-        self.cut(self.end, self.next)
+
+    def rewrite_tail(self) -> None:
+        """Writes the last batch that was read again, syncs it, and cuts off the rest of a torn batch behind it."""
+        begin = 0 if self._batch_begin == _HEADER_BYTES else self._batch_begin
+        for start in range(begin, self.end, _SCAN_BYTES):
+            _write_all(self._disk, self._descriptor, [self._read(start, min(_SCAN_BYTES, self.end - start))], start)
+        self.sync()
+        if not self.is_whole:
+            self.cut(self.end, self.next)
 
     def damaged(self) -> CorruptJournal:
-        """What to raise where the record after the last whole one should be."""
+        """The error that says that the frame at `end` is damaged."""
         return CorruptJournal(self.path, self.end, f"record {self.next} is not whole")
 
-    def append(self, batch: Sequence[Entry]) -> None:
-        """Writes records behind the last one; they count when `next` does."""
+    def append(self, batch: Sequence[JournalEntry]) -> None:
+        """Writes the frames of a batch behind the last one; the caller syncs, and then raises `next`."""
         frames = _frames(batch, self.next, self.mark)
-        self.end = self._size = _write_all(self._descriptor, frames, self.end)
-
-    def plan(self, batch: Sequence[Entry], needed: int) -> Writing:
-        """What `append` and `sync` would do with so many bytes, for somebody else to do it."""
-        end = self.end + needed
-        heads = _heads(batch, self.next, self.mark)
-        bodies = [body for _, body, _ in batch]
-        return Writing(self._descriptor, heads, bodies, self.end, end, self._kept, self._unread(end))
-
-    def wrote(self, writing: Writing) -> None:
-        """It has been done."""
-        self.end = self._size = writing.end
-        self._kept += writing.let_go
-        self.next += len(writing.heads)
+        self.end = self._size = _write_all(self._disk, self._descriptor, frames, self.end)
 
     def cut(self, end: int, following: int) -> None:
-        """Takes back everything behind `end`; `following` is the next record again."""
-        os.ftruncate(self._descriptor, end)
-        os.fsync(self._descriptor)  # or what was cut off might be back after a power cut
+        """Cuts the file off at `end`; the next record gets the seq `following`."""
+        self._disk.truncate(self._descriptor, end)
+        self._disk.sync(self._descriptor)  # otherwise the bytes could be there again after a loss of power
         self.end = self._size = end
         self.next = following
 
     def sync(self) -> None:
-        """What was appended is on the disk when it returns."""
-        _datasync(self._descriptor)
-        self._let_go()
+        """Makes the appended frames durable."""
+        self._disk.sync_data(self._descriptor)
+        self._drop_cache()
 
-    def _let_go(self) -> None:
-        """Nobody reads a journal before the next start: its pages are of more use to the next batch."""
-        unread = self._unread(self.end)
-        if _advise is not None and unread:
-            _advise(self._descriptor, self._kept, unread, os.POSIX_FADV_DONTNEED)
-            self._kept += unread
+    def _drop_cache(self) -> None:
+        """Frees the page cache of what was written: no process reads it before the next start, and new batches need it.
 
-    def _unread(self, end: int) -> int:
-        """Bytes that need not be kept in memory any longer, once there are enough of them."""
-        unread = end - end % _PAGE_BYTES - self._kept  # the last page is written to again
-        return unread if unread >= _LET_GO_BYTES else 0
+        The last page stays: the next batch begins in it.
+        """
+        unread = self.end - self.end % _PAGE_BYTES - self._dropped
+        if unread >= _DROP_BYTES:
+            self._disk.drop_cache(self._descriptor, self._dropped, unread)
+            self._dropped += unread
 
     def close(self) -> None:
         """Closes the file."""
-        os.close(self._descriptor)
+        self._disk.close(self._descriptor)
 
     def _later_frames(self) -> Iterator[_Frame]:
-        for start in range(self.end + 1, self._size, _SCAN_BYTES):
+        """Searches everything behind `end` for the segment's mark, and yields the whole frames."""
+        for start in range(self.end + 1, self._size, _SCAN_BYTES):  # parts overlap: a mark may lie across two of them
             chunk = self._read(start, min(_SCAN_BYTES + _MARK_BYTES - 1, self._size - start))
             for found in re.finditer(re.escape(self.mark), chunk):
                 if frame := self._frame(start + found.start()):
                     yield frame
 
     def _frame(self, start: int) -> _Frame | None:
-        """The frame that begins there, if it is whole."""
+        """The frame that begins at `start`; None if it is not whole."""
         content = start + _FRAME_BYTES
         if content > self._size or not _is_sealed(header := self._read(start, _FRAME_BYTES)):
             return None
@@ -230,47 +227,43 @@ class Segment:
         return _Frame(Record(seq, bytes(data[:head]), data[head:]), batch, end)
 
     def _read(self, start: int, count: int, gap: int = 0) -> bytearray:
-        """So many bytes from there on, behind a gap."""
+        """Reads `count` bytes from `start` into a buffer, behind `gap` bytes that align what follows."""
         data = bytearray(gap + count)
         rest, place = memoryview(data)[gap:], start
         while rest:
             try:
-                read = os.preadv(self._descriptor, [rest], place)
+                read = self._disk.read(self._descriptor, rest, place)
             except OSError as error:  # a bad sector; a mapped file would kill the process here
                 raise CorruptJournal(self.path, place, str(error.strerror)) from error
             if not read:
-                raise CorruptJournal(self.path, place, "somebody cut it off while it was read")
+                raise CorruptJournal(self.path, place, "another process cut the file off while it was read")
             rest, place = rest[read:], place + read
         return data
 
 
-def size(batch: Sequence[Entry]) -> int:
-    """The bytes a batch takes on the disk."""
+def size(batch: Sequence[JournalEntry]) -> int:
+    """The bytes a batch takes in a segment."""
     return sum([_FRAME_BYTES + len(head) + len(body) for head, body, _ in batch])
 
 
-def _frames(batch: Sequence[Entry], first: int, mark: bytes) -> list[Buffer]:
-    pairs = zip(_heads(batch, first, mark), batch, strict=True)
-    return [part for head, (_, body, _) in pairs for part in (head, body) if part]
+def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[Buffer]:
+    parts: list[Buffer] = []
+    for seq, (head, body, checksum) in enumerate(batch, first):
+        parts.append(_sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head)
+        if len(body):
+            parts.append(body)
+    return parts
 
 
-def _heads(batch: Sequence[Entry], first: int, mark: bytes) -> list[bytes]:
-    """What stands before each body."""
-    return [
-        _sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head
-        for seq, (head, body, checksum) in enumerate(batch, first)
-    ]
-
-
-def _write_all(descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
+def _write_all(disk: Disk, descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
     """Writes the buffers one after the other without joining them; returns where they end."""
     if len(buffers) <= IOV_MAX:
-        written = os.pwritev(descriptor, buffers, place)
-        if written == sum(map(len, buffers)):  # as nearly always
+        written = disk.write(descriptor, buffers, place)
+        if written == sum(map(len, buffers)):  # the usual case: one call of the system
             return place + written
-    rest, done = [memoryview(buffer) for buffer in buffers], 0  # again from the beginning: that loses nothing
+    rest, done = [memoryview(buffer) for buffer in buffers], 0  # starts over: the same bytes go to the same place
     while done < len(rest):
-        written = os.pwritev(descriptor, rest[done : done + IOV_MAX], place)
+        written = disk.write(descriptor, rest[done : done + IOV_MAX], place)
         if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         place += written
@@ -283,6 +276,7 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
 
 
 def _sealed(fields: bytes) -> bytes:
+    """The fields, with their checksum behind them."""
     return fields + crc32(fields).to_bytes(_SEAL_BYTES, "little")
 
 
@@ -295,7 +289,7 @@ def _is_header(raw: bytes) -> bool:
 
 
 def _mark(path: Path, first: int, header: bytes) -> bytes:
-    """The mark of a segment's frames."""
+    """The mark in a segment's header; raises if the header is not that of the segment that begins with `first`."""
     if not _is_header(header):
         raise CorruptJournal(path, 0, "this is not the header of a segment")
     _, version, written, mark = _HEADER.unpack_from(header)
@@ -308,15 +302,27 @@ def _mark(path: Path, first: int, header: bytes) -> bytes:
     return bytes(mark)
 
 
-def is_unborn(path: Path) -> bool:
-    """Whether a crash came before the segment's header was on the disk; then no record had been written behind it."""
-    with path.open("rb") as file:
-        raw = file.read(_HEADER_BYTES + 1)
+def is_headless(disk: Disk, path: Path) -> bool:
+    """Whether the file is a segment without a whole header and without frames.
+
+    A crash leaves one, if it comes between the creation of the file and the sync of its header. Records are written
+    only after that sync.
+    """
+    descriptor = disk.open(path, os.O_RDONLY)
+    try:
+        raw = _first_bytes(disk, descriptor, _HEADER_BYTES + 1)
+    finally:
+        disk.close(descriptor)
     return len(raw) <= _HEADER_BYTES and not _is_header(raw)
 
 
+def _first_bytes(disk: Disk, descriptor: int, most: int) -> bytes:
+    data = bytearray(min(most, disk.size(descriptor)))
+    return bytes(data[: disk.read(descriptor, memoryview(data), 0)]) if data else b""
+
+
 def missing(expected: int, found: int) -> str:
-    """How to say that a record stands where another should."""
+    """Says that the record `found` stands where `expected` should be."""
     if found > expected:
         return f"records {expected} to {found - 1} are missing before it"
     return f"record {found} is here where {expected} should be"

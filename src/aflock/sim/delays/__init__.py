@@ -1,6 +1,6 @@
 """How long a job takes: one file per kind of answer, all known by name."""
 
 from . import basic, recorded
-from .base import Delay, Entry, create, entries, get, names, register
+from .base import Delay, DelayEntry, create, entries, get, names, register
 
-__all__ = ["Delay", "Entry", "basic", "create", "entries", "get", "names", "recorded", "register"]
+__all__ = ["Delay", "DelayEntry", "basic", "create", "entries", "get", "names", "recorded", "register"]

@@ -35,7 +35,7 @@ class Delay(ABC):
 
 
 @dataclass(frozen=True)
-class Entry:
+class DelayEntry:
     """What is known about a registered delay."""
 
     name: str
@@ -48,7 +48,7 @@ class Entry:
         return {"name": self.name, "description": self.description, "parameters": self.params.describe()}
 
 
-_ENTRIES: Registry[Entry] = Registry("delay")
+_ENTRIES: Registry[DelayEntry] = Registry("delay")
 get, names, entries = _ENTRIES.get, _ENTRIES.names, _ENTRIES.entries
 
 
@@ -56,7 +56,7 @@ def register(name: str, *, description: str, params: type[Params]) -> Callable[[
     """Class decorator that makes a delay known by name."""
 
     def add(cls: D) -> D:
-        _ENTRIES.add(name, Entry(name, cls, params, description))
+        _ENTRIES.add(name, DelayEntry(name, cls, params, description))
         return cls
 
     return add

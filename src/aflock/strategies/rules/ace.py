@@ -24,12 +24,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels, rows
-from ..params import choice, positive
-from ..types import Accumulator, Receipt, Update, Vector
-from .base import Strategy
-from .caching import CacheParams
-from .registry import register
+from ... import kernels, rows
+from ...params import choice, positive
+from ...types import Accumulator, Receipt, Update, Vector
+from ..base import Strategy
+from ..caching import CacheParams
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Ace(Strategy):
 
     def _allocate(self, length: int) -> None:
         holders = self.clients if self.p.memory == "server" else ()
-        self.rows = rows.create(self.p.cache, holders, length, seed=self.seed, folder=self.p.cache_dir)
+        self.rows = self.make_rows(self.p.cache, holders, length, seed=self.seed, folder=self.p.cache_dir)
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.frozen = 0
 
     def _begin(self) -> None:
-        kernels.step(self.w, self.low, -self.p.lr / (self.n + self.frozen), self.total)
+        self.w.step(-self.p.lr / (self.n + self.frozen), self.total)
         self._advance()
 
     def _enter(self, client: int, gradient: Vector) -> None:
@@ -79,9 +79,9 @@ class Ace(Strategy):
     def _receive(self, update: Update, staleness: int) -> Receipt:
         a, gradient = -self.p.lr / (self.n + self.frozen), update.vectors["gradient"]
         if self.p.memory == "server":
-            self.rows.exchange_step(update.client, gradient, self.total, self.w, self.low, a)
+            self.rows.exchange_step(update.client, gradient, self.total, self.w, a)
         else:
-            kernels.shift_step(gradient, self.total, self.w, self.low, a)
+            kernels.shift_step(v=gradient, total=self.total, w=self.w.high, low=self.w.low, a=a)
         return self._applied(staleness)
 
     def _join(self, client: int) -> None:
@@ -90,7 +90,6 @@ class Ace(Strategy):
 
     def _leave(self, client: int) -> None:
         if self.p.memory == "server":
-            self.rows.add_to(self.total, -1.0, client)
-            self.rows.discard(client)
+            self.rows.take_out(client, self.total)
         elif client not in self.awaited:
             self.frozen += 1

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels, rows
-from ..params import choice, positive, threshold
-from ..types import Accumulator, Receipt, Update, Vector
-from .base import Strategy
-from .caching import CacheParams
-from .registry import register
+from ... import kernels, rows
+from ...params import choice, positive, threshold
+from ...types import Accumulator, Receipt, Update, Vector
+from ..base import Strategy
+from ..caching import CacheParams
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Aced(Strategy):
     p: AcedParams
 
     def _allocate(self, length: int) -> None:
-        self.rows = rows.create(self.p.cache, self.clients, length, seed=self.seed, folder=self.p.cache_dir)
+        self.rows = self.make_rows(self.p.cache, self.clients, length, seed=self.seed, folder=self.p.cache_dir)
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.starts: dict[int, int] = {}
 
@@ -67,7 +67,7 @@ class Aced(Strategy):
         self.starts[client] = max(1, self.version)
 
     def _begin(self) -> None:
-        kernels.step(self.w, self.low, -self.p.lr / self.n, self.total)
+        self.w.step(-self.p.lr / self.n, self.total)
         self._advance()
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
@@ -75,12 +75,12 @@ class Aced(Strategy):
         self._expire()
         if client in self.starts:
             a = -self.p.lr / len(self.starts)
-            self.rows.exchange_step(client, gradient, self.total, self.w, self.low, a)
+            self.rows.exchange_step(client, gradient, self.total, self.w, a)
             del self.starts[client]
         else:
             self.rows.store(client, gradient)
             if self.starts:
-                kernels.step(self.w, self.low, -self.p.lr / len(self.starts), self.total)
+                self.w.step(-self.p.lr / len(self.starts), self.total)
             self.rows.add_to(self.total, 1.0, client)
         self.starts[client] = self.version + 1
         return self._applied(staleness)
@@ -100,5 +100,6 @@ class Aced(Strategy):
 
     def _leave(self, client: int) -> None:
         if self.starts.pop(client, None) is not None:
-            self.rows.add_to(self.total, -1.0, client)
-        self.rows.discard(client)
+            self.rows.take_out(client, self.total, self.starts)
+        else:
+            self.rows.discard(client)

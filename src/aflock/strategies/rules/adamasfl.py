@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels, theorems
-from ..params import Params
-from ..types import Accumulator, Update
-from .control_variates import ControlParams, ControlVariates
-from .registry import register
+from ... import kernels, theorems
+from ...params import Params
+from ...types import Accumulator, Update
+from ..control_variates import ControlParams, ControlVariates
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class AdaMasFl(ControlVariates):
     def _move(self, chosen: list[int], size: int) -> None:
         for client in chosen:
             self.directions.add_to(self.acc, 1.0, client)
-        kernels.drain(self.w, self.low, -self.gamma / max(1, size), self.acc)
+        self.w.drain(-self.gamma / max(1, size), self.acc)
         super()._move(chosen, size)
 
     def _join(self, client: int) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels
-from ..params import positive
-from ..types import Accumulator, Update
-from .buffered import Buffered, BufferParams
-from .registry import register
+from ... import kernels
+from ...params import positive
+from ...types import Accumulator, Update
+from ..buffered import Buffered, BufferParams
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,4 @@ class AfaCd(Buffered):
         kernels.add(self.acc, 1.0, update.vectors["gradient"])
 
     def _release(self, m: int) -> None:
-        kernels.drain(self.w, self.low, -self.p.lr / m, self.acc)
+        self.w.drain(-self.p.lr / m, self.acc)

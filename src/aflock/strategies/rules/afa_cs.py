@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels, rows
-from ..params import positive
-from ..types import Accumulator, Update
-from .buffered import Buffered, BufferParams
-from .caching import CacheParams
-from .registry import register
+from ... import kernels
+from ...params import positive
+from ...types import Accumulator, Update
+from ..buffered import Buffered, BufferParams
+from ..caching import CacheParams
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,17 @@ class AfaCs(Buffered):
 
     def _allocate(self, length: int) -> None:
         super()._allocate(length)
-        self.rows = rows.create(self.p.cache, self.clients, length, folder=self.p.cache_dir)
+        self.rows = self.make_rows(self.p.cache, self.clients, length, folder=self.p.cache_dir)
         self.total: Accumulator = kernels.zeros(length, np.float64)
 
     def _hold(self, update: Update, staleness: int) -> None:
         self.rows.exchange(update.client, update.vectors["gradient"], self.total)
 
     def _release(self, m: int) -> None:
-        kernels.step(self.w, self.low, -self.p.lr / max(1, self.n), self.total)
+        self.w.step(-self.p.lr / max(1, self.n), self.total)
 
     def _join(self, client: int) -> None:
         self.rows.insert(client)
 
     def _leave(self, client: int) -> None:
-        self.rows.add_to(self.total, -1.0, client)
-        self.rows.discard(client)
+        self.rows.take_out(client, self.total)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import rng
-from ..errors import ParameterError
-from ..params import Params, whole
-from .cohort import Cohort
-from .registry import register
+from ... import rng
+from ...errors import ParameterError
+from ...params import Params, whole
+from ..cohort import Cohort
+from ..registry import register
 
 
 @dataclass(frozen=True)

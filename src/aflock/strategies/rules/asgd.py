@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import kernels
-from ..params import Params, positive
-from ..types import Receipt, Update
-from .base import Strategy
-from .registry import register
+from ...params import Params, positive
+from ...types import Receipt, Update
+from ..base import Strategy
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -38,5 +37,5 @@ class Asgd(Strategy):
     p: AsgdParams
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
-        kernels.step(self.w, self.low, -self.p.lr, update.vectors["gradient"])
+        self.w.step(-self.p.lr, update.vectors["gradient"])
         return self._applied(staleness)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels, rows
-from ..params import positive
-from ..types import Accumulator, Update
-from .buffered import Buffered, BufferParams
-from .caching import CacheParams
-from .registry import register
+from ... import kernels, rows
+from ...params import positive
+from ...types import Accumulator, Update
+from ..buffered import Buffered, BufferParams
+from ..caching import CacheParams
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Ca2fl(Buffered):
 
     def _allocate(self, length: int) -> None:
         super()._allocate(length)
-        self.rows = rows.exact(self.p.cache, self.clients, length, folder=self.p.cache_dir)
-        self.fresh = rows.DenseRows(length)
+        self.rows = rows.exact(self.make_rows(self.p.cache, self.clients, length, folder=self.p.cache_dir))
+        self.fresh = rows.DenseRows(length, free=self.rows.free)
         self.fresh.require(min(self.p.buffer, self.n))
         self.fresh.prepare(min(self.p.buffer, self.n))
         self.distinct = 0
@@ -77,7 +77,9 @@ class Ca2fl(Buffered):
 
     def _release(self, m: int) -> None:
         lr = self.p.lr
-        kernels.drain_calibrated(self.w, self.low, lr / max(1, self.n), self.total, lr / self.distinct, self.acc)
+        kernels.drain_calibrated(
+            w=self.w.high, low=self.w.low, a=lr / max(1, self.n), total=self.total, b=lr / self.distinct, acc=self.acc
+        )
         if self.repeated:
             kernels.add(self.total, -1.0, self.surplus)
             self.surplus[:] = 0.0
@@ -90,9 +92,8 @@ class Ca2fl(Buffered):
         self.rows.insert(client)
 
     def _leave(self, client: int) -> None:
-        self.rows.add_to(self.total, -1.0, client)
         if client in self.fresh:  # its arrivals stay in acc, but its new row must not enter the sum with them
             kernels.add_difference(self.surplus, self.fresh.row(client), self.rows.row(client))
             self.fresh.discard(client)
             self.repeated = True
-        self.rows.discard(client)
+        self.rows.take_out(client, self.total)

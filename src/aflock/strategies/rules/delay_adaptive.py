@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import kernels
-from ..params import Params, choice, positive, threshold
-from ..types import Receipt, Update
-from .base import Strategy
-from .registry import register
+from ...params import Params, choice, positive, threshold
+from ...types import Receipt, Update
+from ..base import Strategy
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -52,5 +51,5 @@ class DelayAdaptive(Strategy):
                 return Receipt("rejected", staleness, f"staleness {staleness} exceeds tau_c={tau_c:g}")
             smoothness = 1.0 / (4.0 * lr) if self.p.smoothness is None else self.p.smoothness
             lr = min(lr, 1.0 / (4.0 * smoothness * staleness))
-        kernels.step(self.w, self.low, -lr, update.vectors["gradient"])
+        self.w.step(-lr, update.vectors["gradient"])
         return self._applied(staleness)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels
-from ..params import positive, threshold, unit
-from ..types import Accumulator, Update
-from .buffered import Buffered, BufferParams
-from .registry import register
+from ... import kernels
+from ...params import positive, threshold, unit
+from ...system.compiled import compiled
+from ...types import Accumulator, Update, Vector
+from ..buffered import Buffered, BufferParams
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,26 @@ class Fadas(Buffered):
         p, step = self.p, self.p.lr
         if p.tau_c is not None and self.oldest > p.tau_c:
             step = min(step, 1.0 / self.oldest)
-        kernels.amsgrad(
-            self.w, self.low, step, self.acc, 1.0 / m, self.mom, self.var, self.top, p.beta1, p.beta2, p.eps
-        )
+        amsgrad(
+            w=self.w.high, low=self.w.low, eta=step, acc=self.acc, m=m,
+            mom=self.mom, v=self.var, vh=self.top, b1=p.beta1, b2=p.beta2, eps=p.eps,
+        )  # fmt: skip
         self.oldest = 0
+
+
+@compiled()
+def amsgrad(
+    w: Vector, low: Vector, eta: float, acc: Accumulator, m: int, mom: Accumulator, v: Accumulator, vh: Accumulator,
+    b1: float, b2: float, eps: float,
+) -> None:  # fmt: skip
+    """The server step, coordinate by coordinate, in one pass over the seven vectors; acc <- 0."""
+    share = 1.0 / m
+    for k in range(acc.shape[0]):
+        d = share * acc[k]
+        mom[k] = b1 * mom[k] + (1.0 - b1) * d
+        v[k] = b2 * v[k] + (1.0 - b2) * d * d
+        vh[k] = max(vh[k], v[k])
+        x = np.float64(w[k]) + np.float64(low[k]) + eta * (mom[k] / (np.sqrt(vh[k]) + eps))
+        w[k] = np.float32(x)
+        low[k] = np.float32(x - np.float64(w[k]))  # what rounding has left out (see `weights.Weights`)
+        acc[k] = 0.0

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import kernels
-from ..params import Params, choice, non_negative, unit
-from ..types import Receipt, Update
-from . import staleness as weights
-from .base import Strategy
-from .registry import register
+from ...params import Params, choice, non_negative, unit
+from ...types import Receipt, Update
+from .. import staleness as weights
+from ..base import Strategy
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -57,5 +56,5 @@ class FedAsync(Strategy):
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
         alpha = self.p.alpha * self._weight(staleness)
-        kernels.mix(self.w, self.low, alpha, update.vectors["model"])
+        self.w.mix(alpha, update.vectors["model"])
         return self._applied(staleness)

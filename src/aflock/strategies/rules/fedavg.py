@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..params import Params, whole
-from .cohort import Cohort
-from .registry import register
+from ...params import Params, whole
+from ..cohort import Cohort
+from ..registry import register
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels
-from ..params import non_negative, positive
-from ..types import Accumulator, Update
-from . import staleness as weights
-from .buffered import Buffered, BufferParams
-from .registry import register
+from ... import kernels
+from ...params import non_negative, positive
+from ...types import Accumulator, Update
+from .. import staleness as weights
+from ..buffered import Buffered, BufferParams
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,4 @@ class FedBuff(Buffered):
         kernels.add(self.acc, weight, update.vectors["delta"])
 
     def _release(self, m: int) -> None:
-        kernels.drain(self.w, self.low, self.p.lr / m, self.acc)
+        self.w.drain(self.p.lr / m, self.acc)

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import kernels, theorems
-from ..params import Params, positive
-from .control_variates import ControlParams, ControlVariates
-from .registry import register
+from ... import theorems
+from ...params import Params, positive
+from ..control_variates import ControlParams, ControlVariates
+from ..registry import register
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,4 @@ class MasFl(ControlVariates):
 
     def _move(self, chosen: list[int], size: int) -> None:
         super()._move(chosen, size)
-        kernels.step(self.w, self.low, -self.gamma, self.g)
+        self.w.step(-self.gamma, self.g)

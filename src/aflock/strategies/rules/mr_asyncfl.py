@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import kernels, rows
-from ..params import choice, unit, whole
-from ..types import Job, Receipt, Update, Vector
-from .base import Strategy
-from .caching import CacheParams
-from .registry import register
+from ... import kernels, rows
+from ...params import choice, unit, whole
+from ...types import Job, Receipt, Update, Vector
+from ..base import Strategy
+from ..caching import CacheParams
+from ..registry import register
 
 _SMALLEST_SCALE = 1e-100
 
@@ -59,7 +59,7 @@ class MrAsyncFl(Strategy):
     latest = -1
 
     def _allocate(self, length: int) -> None:
-        self.rows = rows.exact(self.p.cache, self.clients, length, folder=self.p.cache_dir)
+        self.rows = rows.exact(self.make_rows(self.p.cache, self.clients, length, folder=self.p.cache_dir))
         self.shares: dict[int, float] = {}
         self.scale = 1.0
         self.previous: Vector = kernels.zeros(length, np.float32)
@@ -67,7 +67,7 @@ class MrAsyncFl(Strategy):
 
     def _begin(self) -> None:
         for client in self.clients:
-            self.rows.store(client, self.w)
+            self.rows.store(client, self.w.high)
         self.shares = dict.fromkeys(sorted(self.clients), 1.0 / self.n)
 
     @property
@@ -92,7 +92,9 @@ class MrAsyncFl(Strategy):
             self.restart(client)
             return Receipt("rejected", staleness, f"staleness {staleness} exceeds max_staleness={limit}")
         c, row = self.scale * self.shares[client], self.rows.row(client)
-        kernels.replace_model(self.w, self.low, self.previous, row, update.vectors["model"], gamma, c)
+        kernels.replace_model(
+            w=self.w.high, low=self.w.low, previous=self.previous, row=row, x=update.vectors["model"], gamma=gamma, c=c
+        )
         self.scale *= gamma
         self.shares[client] += (1.0 - gamma) / self.scale
         if self.scale < _SMALLEST_SCALE:
@@ -101,7 +103,7 @@ class MrAsyncFl(Strategy):
         return self._applied(staleness)
 
     def _join(self, client: int) -> None:
-        self.rows.insert(client, self.w)
+        self.rows.insert(client, self.w.high)
         self.shares[client] = 0.0
 
     def _leave(self, client: int) -> None:

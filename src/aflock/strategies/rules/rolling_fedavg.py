@@ -9,9 +9,9 @@ Baseline of the MR.AsyncFL paper (see `mr-asyncfl`), section 5.3.
 
 from __future__ import annotations
 
-from .caching import CacheParams
-from .latest_models import LatestModels
-from .registry import register
+from ..caching import CacheParams
+from ..latest_models import LatestModels
+from ..registry import register
 
 
 @register(

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import kernels
-from ..types import Accumulator, Receipt, Update, Vector
-from .base import Strategy
-from .registry import addition
+from ... import kernels
+from ...types import Accumulator, Receipt, Update, Vector
+from ..base import Strategy
+from ..registry import addition
 
 
 @addition("scaffold")

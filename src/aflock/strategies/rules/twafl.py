@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..params import non_negative
-from .caching import CacheParams
-from .latest_models import LatestModels
-from .registry import register
+from ...params import non_negative
+from ..caching import CacheParams
+from ..latest_models import LatestModels
+from ..registry import register
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A hundred thousand hostile requests: none of them is granted, none of them hurts.
 
 Most are HTTP with wrong contents (methods, paths, ids, tokens, headers, lengths, vectors), many at a time over
-connections that are kept; the others are no HTTP at all, one to a connection. Everything comes from a seed;
-AFLOCK_FUZZ is how many there are.
+connections that are kept; the others are no HTTP at all, one to a connection. Everything comes from a seed:
+AFLOCK_FUZZ is how many there are, AFLOCK_FUZZ_SEED another seed. `make fuzz` sends many more.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from net.server import SMALL, Peer, Server, invite, running
+from tests.net.real_server import SMALL, Peer, Server, invite, running
 
 REQUESTS = int(os.environ.get("AFLOCK_FUZZ", "100000"))
-SEED = 20261116
+SEED = int(os.environ.get("AFLOCK_FUZZ_SEED", "20261116"))
 THREADS = 4
 TOGETHER = 12
 """Most requests that are sent at once; the server takes sixteen."""

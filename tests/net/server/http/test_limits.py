@@ -14,17 +14,19 @@ import aiohttp
 import numpy as np
 import pytest
 
-from net.server import ONES, SMALL, Peer, Server, Wire, bearer, joined, refusal, running, update_head, working
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A federation for tests that bring their own clients and leave no harm."""
-    folder = tmp_path_factory.mktemp("shared") / "fed"
-    with running(folder, SMALL, level="debug", changes=["federation.max_norm=1000.0"], orderly=False) as server:
-        yield server
-        assert "Traceback" not in server.errors
-
+from tests.net.real_server import (
+    ONES,
+    SMALL,
+    Peer,
+    Server,
+    Wire,
+    bearer,
+    joined,
+    refusal,
+    served,
+    update_head,
+    working,
+)
 
 # --- HTTP itself -----------------------------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of little patience, with a large model."""
     document = {**SMALL, "model": {"name": "vector", "length": 8_000_000}}
     changes = ["server.idle=1.0", "server.lease=2.0", "server.connections=40", "server.rate=20.0"]
-    with running(tmp_path_factory.mktemp("strict") / "fed", document, changes=changes, orderly=False) as server:
+    with served(tmp_path_factory.mktemp("strict") / "fed", document, changes=changes) as server:
         yield server
         assert "Traceback" not in server.errors
 

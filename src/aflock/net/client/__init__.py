@@ -1,0 +1,1 @@
+"""The network client: pulls jobs, trains, pushes updates, and keeps its state on disk."""

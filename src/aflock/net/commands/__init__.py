@@ -1,0 +1,1 @@
+"""The commands of the network: each parses its options, calls a function and prints the result."""

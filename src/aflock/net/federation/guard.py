@@ -1,0 +1,152 @@
+"""Guards the model against updates that are far too large, and honest clients against strikes for what others sent.
+
+    norms      after SETTLED vectors of a name, one longer than `norm_factor` times the longest so far is refused
+    undo       a step that leaves the model with numbers that are not finite is undone, and its contributors are named
+    strikes    a client whose job's model has diverged gets no strike for an update that no rule could use
+
+The term `norm_factor` switches the first two on; journals of earlier versions do not have it. All decisions depend on
+the state and the record alone, so that a replay makes the same ones; for that, a record holds the norms of its vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ... import kernels
+from ...coordination.coordinator import Coordinator
+from ...strategies.base import Strategy
+from ...types import Job, Vector
+from ..protocol.refusals import Refused, diverged, unusable
+from .client_record import ClientRecord
+
+SETTLED = 20
+"""Vectors of a name that are accepted before their norms limit the next one."""
+
+_DIVERGED = 1e6
+"""A model has diverged when a weight exceeds this many times the largest weight of w^0 (at least 1)."""
+
+_MOST_NAMED = 10
+
+_NONE = (0, 0.0, "")
+
+Before = tuple[int, "Vector | None"]
+"""The version and the model before a step; the model is None if the step is not guarded."""
+
+
+class Guard:
+    """What a federation remembers in order to decide about updates and steps."""
+
+    def __init__(self, w0_largest: float) -> None:
+        """`w0_largest` is the largest absolute weight of w^0."""
+        self.limit = _DIVERGED * max(1.0, w0_largest)
+        """A model with a larger absolute weight has diverged."""
+        self._norms: dict[str, tuple[int, float, str]] = {}
+        """Name of a vector -> how many were accepted, the largest norm of them, and the client that sent it."""
+        self._contributors: dict[str, None] = {}
+        """The names of the clients whose updates were accepted since the last step, in order."""
+        self._misled: set[int] = set()
+        """The numbers of the clients whose last job had a model that has diverged."""
+        self.not_finite: dict[str, None] = {}
+        """The names of the clients that have sent numbers that are not finite since an update was last accepted.
+
+        It is not part of the state: no record is written for a refused update.
+        """
+        self.undone = ""
+        """A sentence about the last step that was undone, for the log; not part of the state."""
+
+    # -- updates ----------------------------------------------------------------------------------------------------
+
+    def objection(self, name: str, norm: float, *, most: float | None, factor: float | None) -> str:
+        """Why a vector is refused: it is not finite, or longer than `most` or `factor` allow; "" if it is accepted."""
+        if not math.isfinite(norm):
+            return f"the vector {name} holds numbers that are not finite"
+        if most is not None and norm > most:
+            return f"the vector {name} has the norm {norm:.4g}; at most {most:g} is taken"
+        count, largest, _ = self._norms.get(name, _NONE)
+        if factor is not None and count >= SETTLED and norm > factor * largest > 0.0:
+            return (
+                f"the vector {name} has the norm {norm:.4g}; at most {factor:g} times the largest so far, {largest:.4g}"
+                ", is taken"
+            )
+        return ""
+
+    def refusal(self, client: ClientRecord, why: str, *, finite: bool) -> Refused:
+        """The refusal of a vector: `unusable`, which counts as a strike, or `diverged`, which does not.
+
+        It is `diverged` if the model of the client's job has diverged. It is also `diverged` if two clients have sent
+        numbers that are not finite and no update was accepted in between: then the model is the likelier cause.
+        """
+        if not finite:
+            self.not_finite[client.name] = None
+        misled = client.number in self._misled or (not finite and len(self.not_finite) > 1)
+        return diverged(why) if misled else unusable(why)
+
+    @property
+    def longest(self) -> str:
+        """Who sent the longest vector of each name, in words; a strategy that keeps rows steps with it every time."""
+        found = (f"{name} came from {who} (norm {norm:.4g})" for name, (_, norm, who) in self._norms.items() if who)
+        return f"the longest {', '.join(found) or 'vector is not known'}"
+
+    def note_job(self, number: int, job: Job, strategy: Strategy) -> None:
+        """Remembers whether the model of a client's job has diverged."""
+        current = job.model is strategy.model  # then the strategy knows its largest weight: no pass over the model
+        largest = strategy.largest if current else kernels.largest(job.model)
+        if not largest <= self.limit:  # `not <=`: also true for NaN
+            self._misled.add(number)
+        else:
+            self._misled.discard(number)
+
+    def note_update(self, client: str, names: list[str], norms: list[float]) -> None:
+        """Remembers the norms of an accepted update; records of earlier versions have none."""
+        for name, norm in zip(names, norms, strict=False):
+            count, largest, sender = self._norms.get(name, _NONE)
+            self._norms[name] = (count + 1, norm, client) if norm > largest else (count + 1, largest, sender)
+        self._contributors[client] = None
+        self.not_finite.clear()
+
+    def remove(self, number: int) -> None:
+        """Forgets a client that has left."""
+        self._misled.discard(number)
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def before_step(self, strategy: Strategy, *, guarded: bool) -> Before:
+        """Call it before an update, a leave or the end is applied, and give its result to `after_step`."""
+        sound = guarded and math.isfinite(strategy.largest)
+        return strategy.version, strategy.model if sound else None
+
+    def after_step(self, before: Before, coordinator: Coordinator, now: float) -> str:
+        """Undoes a step that left the model with numbers that are not finite, and returns a sentence about it; else "".
+
+        The sentence becomes part of the trace, which replays compare: another wording would contradict old traces.
+        """
+        strategy, (version, model) = coordinator.strategy, before
+        if strategy.version == version:
+            return ""
+        names, self._contributors = list(self._contributors), {}
+        if model is None or math.isfinite(strategy.largest):
+            return ""
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        self.undone = (
+            f"the step to version {strategy.version} left numbers that are not finite and was undone; it was made from "
+            f"the updates of {', '.join(names[:_MOST_NAMED]) or 'nobody'}{more}; {self.longest}"
+        )
+        coordinator.undo(model, now, self.undone)
+        return self.undone
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        return {
+            "norms": {name: list(found) for name, found in self._norms.items()},
+            "contributors": list(self._contributors),
+            "misled": sorted(self._misled),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Loads a saved state; states of earlier versions have none of these keys."""
+        self._norms = {name: (int(n), float(norm), str(who)) for name, (n, norm, who) in saved.get("norms", {}).items()}
+        self._contributors = dict.fromkeys(saved.get("contributors", ()))
+        self._misled = set(saved.get("misled", ()))

@@ -1,0 +1,1 @@
+"""Identity: members and their tokens, certificates, TLS contexts."""

@@ -1,0 +1,1 @@
+"""What client and server agree on: the wire format, headers, refusals, URLs."""

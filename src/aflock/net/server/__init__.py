@@ -1,0 +1,1 @@
+"""The server: HTTP, authentication, updates, leases, metrics, settings."""

@@ -1,0 +1,172 @@
+"""One request, as the application sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from ...protocol.refusals import Refused
+from .limits import UNREAD_BYTES
+from .response import Response
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+Callback = Callable[[], None]
+
+
+class Disconnected(Exception):
+    """The connection has ended, or the client has sent its body too slowly: no response can be sent any more."""
+
+
+class Request:
+    """A parsed head, and what the application needs to read the body and to send the response.
+
+    The application uses the upper part; the methods at the end are called by the connection.
+    """
+
+    __slots__ = (
+        "_connection", "_disconnected", "_on_body_lost", "_on_finished", "about", "certificate_name", "client", "code",
+        "done", "headers", "keep_alive", "length", "method", "path", "query", "upgrades", "what",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: dict[str, str],
+        length: int,
+        *,
+        keep_alive: bool,
+        upgrades: bool,
+    ) -> None:
+        """`length`: bytes of the body; `keep_alive`: another request may follow on the connection.
+
+        `upgrades`: the client asks to change to another protocol, and what follows the head belongs to that.
+        """
+        self.method, self.path, self.query, self.headers = method, path, query, headers
+        self.length, self.keep_alive, self.upgrades = length, keep_alive, upgrades
+        self.certificate_name: str | None = None
+        """The common name in the client's TLS certificate, if it has shown one."""
+        self.done = False
+        """Whether a response was sent, or none can be sent any more because the connection has ended."""
+        self.client, self.what, self.code = "", "?", ""
+        """For the log: which member asks, for which path, and the code of the refusal. The application sets them to
+        values it knows, never to what an unknown client has sent."""
+        self.about: Any = None
+        """For the log: what else the application knows about the request."""
+        self._connection: Connection
+        self._on_body_lost: Callback | None = None
+        self._on_finished: Callback | None = None
+        self._disconnected: asyncio.Future[None] | None = None
+
+    @property
+    def expects(self) -> bool:
+        """Whether the client has sent an `Expect` header: it waits for "100 Continue" before it sends the body."""
+        return "expect" in self.headers
+
+    def option(self, name: str) -> str:
+        """The value of a parameter of the query; "" if it is not there."""
+        return _options(self.query).get(name, "") if self.query else ""
+
+    # -- the body ---------------------------------------------------------------------------------------------------
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body that have arrived so far."""
+        return self._connection.received(self)
+
+    def receive(self, body: memoryview, on_body: Callback, on_lost: Callback) -> None:
+        """Reads the body into that memory; calls `on_body` when all of it is there, `on_lost` if it will not be."""
+        self._on_body_lost = on_lost
+        self._connection.receive(self, body, on_body)
+
+    def skip(self, on_body: Callback, on_lost: Callback = lambda: None) -> None:
+        """Reads the body and discards it, for a client that looks at the response only after it has sent the body."""
+        self._on_body_lost = on_lost
+        self._connection.receive(self, None, on_body)
+
+    def on_lost(self, on_lost: Callback) -> None:
+        """Calls `on_lost` if the connection ends before the request is answered."""
+        self._on_body_lost = on_lost
+
+    async def read_nothing(self) -> None:
+        """Reads and discards the body of a request that needs none; a long one is refused."""
+        if self.length > UNREAD_BYTES:
+            raise Refused(413, "too-large", f"the body of this request may have at most {UNREAD_BYTES} bytes")
+        if self.length:
+            read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.skip(lambda: _settle(read), lambda: _settle(read, Disconnected()))
+            await read
+
+    async def wait_for_disconnect(self) -> None:
+        """Returns when the connection has ended, or a response was sent."""
+        if self.done:
+            return
+        self._disconnected = asyncio.get_running_loop().create_future()
+        if 0 < self.length <= UNREAD_BYTES and not self.expects:
+            # While a body is unread the connection does not read from the network, and would not see its end.
+            self.skip(lambda: None)
+        await self._disconnected
+
+    # -- the response -----------------------------------------------------------------------------------------------
+
+    def send(self, response: Response) -> None:
+        """Sends the response, once; does nothing if a response was sent or the connection has ended."""
+        if not self.done:
+            self._on_body_lost = None  # the application has decided: it need not know whether the body is lost
+            self._connection.send(self, response)
+
+    def on_finished(self, on_finished: Callback) -> None:
+        """Calls `on_finished` when the transport has got all of the response, or the connection has ended."""
+        if self.done:
+            on_finished()
+        else:
+            self._on_finished = on_finished
+
+    # -- called by the connection -----------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection) -> None:
+        """Says over which connection the request has arrived."""
+        self._connection, self.certificate_name = connection, connection.certificate_name
+
+    def body_received(self) -> None:
+        """The whole body is there: if the connection ends now, only the response is lost."""
+        self._on_body_lost = None
+
+    def body_lost(self) -> None:
+        """The rest of the body will not arrive."""
+        on_lost, self._on_body_lost = self._on_body_lost, None
+        if on_lost is not None:
+            on_lost()
+
+    def finish(self) -> None:
+        """The transport has got all of the response, or the connection has ended."""
+        self.done, self._on_body_lost = True, None
+        on_finished, self._on_finished = self._on_finished, None
+        if on_finished is not None:
+            on_finished()
+        if self._disconnected is not None:
+            _settle(self._disconnected)
+
+
+@lru_cache(256)  # the queries of nearly all requests are the same few
+def _options(query: bytes) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query.decode("ascii"), max_num_fields=8))
+    except ValueError:
+        raise Refused(400, "malformed", "the query of the URL is not valid") from None
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None = None) -> None:
+    """Ends the waiting for a future, unless that has ended already."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,1 @@
+"""What a server keeps in its data folder: journal, snapshots and trace; their recovery and their replay."""

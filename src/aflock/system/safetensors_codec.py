@@ -1,0 +1,191 @@
+"""The one reader and writer of safetensors files: eight bytes of header length, a JSON header, the raw arrays.
+
+Writing the format here takes fewer lines than calling the library, streams arrays larger than memory from their memory
+map, and `safetensors` itself can read the file.
+
+The header of a file written here begins with a checksum of fixed width, CRC-32 in hexadecimal, at a fixed place. It is
+taken over the whole file, the checksum's own digits being zeros. Whoever reads such a file and finds another checksum
+gets an error; a file without one (of other programs, or of older versions) says so by `Tensors.checked`.
+
+A file is read, not mapped: a bad sector under a memory map kills the process, where a read returns an error. Only a
+file that would leave too little memory, or that several processes are to share, is mapped, after it was read through.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import files, memory
+from .checksum import crc32
+
+Array = npt.NDArray[Any]
+
+CODES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+}
+"""The kinds of numbers a file can hold."""
+
+_NAMES = {dtype: code for code, dtype in CODES.items()}
+_CHECKSUM = "checksum"
+_START = b'{"__metadata__":{"checksum":"'
+_ZEROS = b"00000000"
+_PLACE = 8 + len(_START)
+"""Where the digits of the checksum begin."""
+_PIECE = 8 << 20
+
+
+class Damaged(ValueError):
+    """The file is not a whole safetensors file; the message says what is wrong with it."""
+
+
+class Tensors(NamedTuple):
+    """What is in a file; the arrays are read-only."""
+
+    arrays: dict[str, Array]
+    metadata: dict[str, str]
+    checked: bool
+    """Whether the file had a checksum over all of it, which was right."""
+    data: memoryview
+    """The bytes of all arrays, in order."""
+
+
+def kind(array: Array) -> str | None:
+    """The format's name for what an array holds; None if it has none."""
+    return _NAMES.get(array.dtype.newbyteorder("<"))
+
+
+def write(file: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str], *, mode: int = 0o666) -> None:
+    """Writes a file, whole or not at all; the arrays must be of a `kind` the format has."""
+    ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))  # wide first: every array is aligned
+    head = _head(ordered, metadata)
+    whole = reduce(lambda total, array: crc32(_bytes(array), total), ordered.values(), crc32(head))
+    head = head[:_PLACE] + b"%08x" % whole + head[_PLACE + len(_ZEROS) :]
+    files.write_whole(file, head, *map(_bytes, ordered.values()), mode=mode)
+
+
+def read(file: Path, *, mapped: bool = False) -> Tensors:
+    """Reads a file; `Damaged` if it is not whole. OSError where the file cannot be opened."""
+    with open(file, "rb", buffering=0) as source:
+        size = os.fstat(source.fileno()).st_size
+        try:
+            too_large = size > _PIECE and 2 * size > memory.available()  # whoever loads it makes a copy
+            raw = _mapped(source, size) if mapped or too_large else _read(source, size)
+        except OSError as error:  # a bad sector
+            raise Damaged(f"it cannot be read: {error.strerror}") from None
+    return _parsed(raw)
+
+
+def _head(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {_CHECKSUM: _ZEROS.decode(), **metadata}}
+    offset = 0
+    for name, array in arrays.items():
+        end = offset + array.nbytes
+        entries[name] = {"dtype": kind(array), "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
+
+
+def _read(source: Any, size: int) -> Array:
+    raw = np.empty(size, np.uint8)
+    rest = raw.data
+    while rest:
+        count = source.readinto(rest[:_PIECE])
+        if not count:
+            raise Damaged("somebody cut it off while it was read")
+        rest = rest[count:]
+    raw.setflags(write=False)
+    return raw
+
+
+def _mapped(source: Any, size: int) -> Array:
+    """The file as memory, after all of it was read: what cannot be read is an error here, and no signal later."""
+    piece, place = bytearray(_PIECE), 0
+    while place < size:
+        count = os.preadv(source.fileno(), [piece], place)
+        if not count:
+            raise Damaged("somebody cut it off while it was read")
+        place += count
+    return np.memmap(source, np.uint8, "r").view(np.ndarray) if size else np.empty(0, np.uint8)
+
+
+def _parsed(raw: Array) -> Tensors:
+    try:
+        checked = _check(raw)
+        header, begin = _header(raw)
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict):
+            raise Damaged("its metadata is not a table")
+        if checked:
+            del metadata[_CHECKSUM]
+        data = raw[begin:]
+        return Tensors(_arrays(header, data), metadata, checked, data.data)
+    except Damaged:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise Damaged(f"its header cannot be understood: {error}") from None
+
+
+def _header(raw: Array) -> tuple[dict[str, Any], int]:
+    """The header, and where the data begin."""
+    if raw.size < 8:
+        raise Damaged("it is too short for a header")
+    end = 8 + int.from_bytes(raw[:8].tobytes(), "little")
+    if end > raw.size:
+        raise Damaged("it ends before its header does")
+    header = json.loads(raw[8:end].tobytes())
+    if not isinstance(header, dict):
+        raise Damaged("its header is not a table")
+    return header, end
+
+
+def _check(raw: Array) -> bool:
+    """Whether there is a checksum; an error if it is not that of the file."""
+    place = slice(_PLACE, _PLACE + len(_ZEROS))
+    if raw[8:_PLACE].tobytes() != _START:
+        return False
+    whole = crc32(raw[place.stop :].data, crc32(_ZEROS, crc32(raw[:_PLACE].tobytes())))
+    if raw[place].tobytes() != b"%08x" % whole:
+        raise Damaged("it has changed since it was saved: its checksum is another")
+    return True
+
+
+def _arrays(header: Mapping[str, Any], data: Array) -> dict[str, Array]:
+    """Every array, in the order of the file; together they must be all of the data, without a gap or an overlap."""
+    found: dict[str, Array] = {}
+    place = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] not in CODES:
+            raise Damaged(f"the tensor {name} is {entry['dtype']}, expected {', '.join(CODES)}")
+        dtype, shape = CODES[entry["dtype"]], entry["shape"]
+        if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+            raise Damaged(f"the shape or place of the tensor {name} is not made of numbers")
+        if begin != place or end != begin + math.prod(shape) * dtype.itemsize:
+            raise Damaged(f"the tensor {name} is not where it should be, or has another size")
+        found[name] = data[begin:end].view(dtype).reshape(shape)
+        place = end
+    if place != data.size:
+        raise Damaged(f"{data.size - place} bytes belong to no tensor")
+    return found

@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar, get_args
 from ..errors import ParameterError, UnknownName
 from ..params import Params
 from ..registry import Registry
-from ..system import disk_rows
 from .base import Strategy
 
 S = TypeVar("S", bound=type[Strategy])
@@ -87,6 +86,9 @@ def create(name: str, clients: int, *, seed: int = 0, **params: Any) -> Strategy
     cls = entry.cls
     for extra in additions:
         cls = _combined(extra, cls)
+    # Imported here: whoever only uses rules that others have made (`net.federation`) must not load what touches files.
+    from ..system import disk_rows
+
     made = cls(clients, entry.params.build(name, params), seed)
     made.make_rows = disk_rows.create
     return made

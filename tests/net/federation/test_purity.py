@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FORBIDDEN = {
-    "asyncio", "logging", "mmap", "os", "pathlib", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "urllib",
+    "asyncio", "logging", "mmap", "os", "pathlib", "shutil", "socket", "subprocess", "tempfile", "threading", "time",
+    "urllib",
 }  # fmt: skip
 
 LIST = """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ class Schema:
             if unknown not in known:
                 others = ["name", *(beside for beside, _ in registered.beside)]
                 raise ConfigError(_nearest(f"[{key}] {name} has no parameter {unknown!r}", unknown, [*known, *others]))
-        return Named(str(name), asdict(checked(registered.params(base), f"[{key}] {name}", rest)))
+        return Named(str(name), checked(registered.params(base), f"[{key}] {name}", rest).used())
 
     def _apply(self, document: Document, change: str, by_hand: set[tuple[str, str]]) -> None:
         """Makes one change. A new name drops the parameters of the old one, those set by hand if it has no such."""
@@ -152,10 +152,10 @@ def read(path: str | Path, example: str) -> dict[str, Any]:
 
 
 def resolved(sections: Sections) -> Document:
-    """Every key with its value; None is left out, as TOML has no word for it."""
+    """Every key that has an effect, with its value; None is left out, as TOML has no word for it."""
     full: Document = {}
     for key, section in sections.items():
-        values = {"name": section.name, **section.params} if isinstance(section, Named) else asdict(section)
+        values = {"name": section.name, **section.params} if isinstance(section, Named) else section.used()
         full[key] = {name: value for name, value in values.items() if value is not None}
     return full
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
     "start", "join", "leave", "pull", "arrival", "drop", "reset", "wait", "away", "back", "refuse", "flush", "loss",
-    "undo",
+    "undo", "step",
 ]  # fmt: skip
 
 

@@ -138,7 +138,7 @@ def assign(w: Vector, low: Vector, a: float, acc: Accumulator) -> None:
 
 
 @compiled()
-def mix(w: Vector, low: Vector, alpha: float, x: Vector) -> None:
+def mix(w: Vector, low: Vector, alpha: float, x: Floats) -> None:
     """w <- (1-alpha)*w + alpha*x."""
     beta = 1.0 - alpha
     for k in range(x.shape[0]):
@@ -240,6 +240,24 @@ def exchange_mean(
         total[k] = s
         row[k] = x[k]
         y = a * s + b * np.float64(start[k])
+        high = np.float32(y)
+        w[k] = high
+        low[k] = np.float32(y - np.float64(high))
+
+
+@compiled()
+def exchange_weighted(row: Vector, x: Vector, total: Accumulator, new: float, old: float) -> None:
+    """total <- total + new*x - old*row; row <- x."""
+    for k in range(x.shape[0]):
+        total[k] += new * np.float64(x[k]) - old * np.float64(row[k])
+        row[k] = x[k]
+
+
+@compiled()
+def weighted_mean(w: Vector, low: Vector, a: float, total: Accumulator, b: float, start: Vector) -> None:
+    """w <- a*total + b*start."""
+    for k in range(total.shape[0]):
+        y = a * total[k] + b * np.float64(start[k])
         high = np.float32(y)
         w[k] = high
         low[k] = np.float32(y - np.float64(high))

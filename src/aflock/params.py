@@ -5,6 +5,9 @@
         lr: float = positive(0.1, "server step size eta")
 
 `Params.build` turns keywords into a checked object; a wrong name is answered with the nearest right one.
+
+`only={"staleness": ("hinge",)}` says that a parameter has an effect with that option alone. Without it, any value but
+the default is refused, because it would silently do nothing; a resolved file leaves it out.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ from typing import Any, Self
 from .errors import ParameterError, UnknownParameter, did_you_mean
 
 Check = Callable[[Any], bool]
+Only = Mapping[str, tuple[Any, ...]]
+"""Names of other parameters -> the values with which a parameter has an effect."""
+
+GIVEN = object()
+"""In `only`: any value but None."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,24 @@ class Params:
             meta = known[name].metadata
             if not meta["check"](value):
                 raise ParameterError(f"{owner}: {name}={value!r} is not valid; expected {meta['expected']}")
-        return cls(**plain)
+        made = cls(**plain)
+        for name in plain:
+            unused = made._unused(known[name])
+            if unused is not None and getattr(made, name) != known[name].default:
+                raise ParameterError(f"{owner}: {name}={plain[name]!r} has no effect with {unused}; leave it out")
+        return made
+
+    def used(self) -> dict[str, Any]:
+        """The parameters that have an effect, with their values."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if self._unused(item) is None}
+
+    def _unused(self, item: Field[Any]) -> str | None:
+        """The option without which the parameter has no effect, if that is not chosen: "staleness='constant'"."""
+        for option, values in item.metadata.get("only", {}).items():
+            chosen = getattr(self, option)
+            if not any(chosen == value or (value is GIVEN and chosen is not None) for value in values):
+                return f"{option}={chosen!r}"
+        return None
 
     @classmethod
     def describe(cls) -> list[dict[str, Any]]:
@@ -52,15 +77,15 @@ def _description(item: Field[Any]) -> dict[str, Any]:
     return {"name": item.name, "default": default, "expected": meta["expected"], "help": meta["help"]}
 
 
-def positive(default: float | None, text: str, *, least: float | None = None) -> Any:
+def positive(default: float | None, text: str, *, least: float | None = None, only: Only | None = None) -> Any:
     """A finite number above zero, or of at least `least`."""
     expected = "a positive number" if least is None else f"a number of at least {least:g}"
-    return _field(default, text, lambda x: _real(x) and 0 < x < math.inf and x >= (least or 0), expected)
+    return _field(default, text, lambda x: _real(x) and 0 < x < math.inf and x >= (least or 0), expected, only)
 
 
-def non_negative(default: float | None, text: str) -> Any:
+def non_negative(default: float | None, text: str, *, only: Only | None = None) -> Any:
     """A finite number, zero included."""
-    return _field(default, text, lambda x: _real(x) and 0 <= x < math.inf, "a number of at least 0")
+    return _field(default, text, lambda x: _real(x) and 0 <= x < math.inf, "a number of at least 0", only)
 
 
 def threshold(default: float | None, text: str) -> Any:
@@ -80,9 +105,9 @@ def whole(default: int | None, text: str, *, least: int = 1, most: int | None = 
     return _field(default, text, lambda x: _integer(x) and least <= x and (most is None or x <= most), expected)
 
 
-def choice(default: str, options: tuple[str, ...], text: str) -> Any:
+def choice(default: str, options: tuple[str, ...], text: str, *, only: Only | None = None) -> Any:
     """One of a few words."""
-    return _field(default, text, lambda x: x in options, "one of " + ", ".join(map(repr, options)))
+    return _field(default, text, lambda x: x in options, "one of " + ", ".join(map(repr, options)), only)
 
 
 def switch(default: bool, text: str) -> Any:
@@ -108,17 +133,18 @@ def weights(text: str, *, by: str | None = None) -> Any:
     return _field(None, text, lambda x: isinstance(x, dict) and _are_weights(list(x.values())), expected)
 
 
-def folder(text: str) -> Any:
+def folder(text: str, *, only: Only | None = None) -> Any:
     """The path of a folder, or nothing."""
-    return _field(None, text, lambda x: isinstance(x, str), "the path of a folder")
+    return _field(None, text, lambda x: isinstance(x, str), "the path of a folder", only)
 
 
-def _field(default: Any, text: str, check: Check, expected: str) -> Any:
+def _field(default: Any, text: str, check: Check, expected: str, only: Only | None = None) -> Any:
     optional = default is None
     meta = {
         "help": text,
         "check": (lambda x: x is None or check(x)) if optional else check,
         "expected": expected + (", or None" if optional else ""),
+        "only": only or {},
     }
     return field(default=default, metadata=meta)
 

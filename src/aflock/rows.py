@@ -241,6 +241,16 @@ class DenseRows(Rows):
     def store(self, client: int, vector: Vector) -> None:
         self._rows[client][:] = vector
 
+    def blank(self, client: int) -> Vector:
+        """The client's row, to be overwritten: its numbers mean nothing if the client had none."""
+        if client not in self._rows:
+            self._rows[client] = self._pool.pop() if self._pool else self._new(client)
+        return self._rows[client]
+
+    def recycle(self, client: int) -> None:
+        """Removes a row; its vector is kept for the next one, so that inserting allocates nothing."""
+        self._pool.append(self._rows.pop(client))
+
     def take(self, client: int, other: DenseRows) -> None:
         """row <- the other's row of that client, which goes; no copy is made, the other gets the spare vector."""
         other._pool.append(self._rows[client])

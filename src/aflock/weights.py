@@ -52,6 +52,6 @@ class Weights:
         """w <- a*acc; acc <- 0."""
         kernels.assign(self.high, self.low, a, acc)
 
-    def mix(self, alpha: float, x: Vector) -> None:
+    def mix(self, alpha: float, x: Vector | Accumulator) -> None:
         """w <- (1-alpha)*w + alpha*x."""
         kernels.mix(self.high, self.low, alpha, x)

@@ -67,28 +67,24 @@ class MrAsyncFl(Twin):
         self.max_staleness = max_staleness
         self.c = dict.fromkeys(range(n), 1.0 / n)
         self.models = {j: f64(w0) for j in range(n)}
-        self.previous = self.w.copy()
-        self.maker: int | None = None  # the client whose update made version t, unless a later one of its was discarded
+        self.unserved: dict[int, tuple[int, Array]] = {}  # the model before a client's own aggregation, until it pulls
 
     def receive(self, client: int, version: int, vectors: dict[str, Array], examples: int) -> str:
         if self.max_staleness is not None and self.t - version > self.max_staleness:
-            if self.maker == client:
-                self.maker = None
+            self.unserved.pop(client, None)
             return "rejected"
         for j in range(self.n):
             self.c[j] = self.gamma * self.c[j]
         self.c[client] = self.c[client] + (1.0 - self.gamma)
         self.models[client] = f64(vectors["model"])
-        self.previous = self.w
+        self.unserved[client] = (self.t, self.w)
         self.w = sum_of([self.c[j] * self.models[j] for j in range(self.n)])
         self.t += 1
-        self.maker = client
         return "applied"
 
     def job(self, client: int) -> tuple[int, Array]:
-        if self.exchange == "before" and client == self.maker:
-            return self.t - 1, self.previous.copy()
-        return self.t, self.w.copy()
+        version, model = self.unserved.pop(client, (self.t, self.w))
+        return (version, model.copy()) if self.exchange == "before" else (self.t, self.w.copy())
 
 
 class FedAsync(Twin):

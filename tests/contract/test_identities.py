@@ -150,7 +150,7 @@ ALONE = [
     Case("fedbuff", {"buffer": 1, "lr": 1.0}),
     Case("rolling-fedavg"),
     Case("twafl"),
-    Case("mr-asyncfl"),
+    Case("mr-asyncfl", {"exchange": "after"}),
     Case("fedavg"),
     Case("afl"),
     Case("fedasync", {"staleness": "constant", "alpha": 1.0}),

@@ -42,7 +42,11 @@ TRAINING = {"batch": 16, "steps": 2}
 
 VARIANTS = [
     Case("ace", {"memory": "client"}),
-    Case("mr-asyncfl", {"exchange": "before", "max_staleness": 6}),
+    Case("ace", {"memory": "client", "sends": "direction"}),
+    Case("aced", {"sends": "direction"}),
+    Case("afa-cd+scaffold", {"buffer": 3}),
+    Case("mr-asyncfl", {"max_staleness": 6}),
+    Case("mr-asyncfl", {"exchange": "after"}),
     Case("masfl", {"buffer": 3, "selection": "random"}),
     Case("adamasfl", {"buffer": 3, "selection": "random"}),
     Case("fedavg", {"buffer": 3}),

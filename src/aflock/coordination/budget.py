@@ -14,6 +14,8 @@ class Budget:
     versions: float = math.inf
     time: float = math.inf
     """Seconds of the simulation's own time."""
+    ticks: float = math.inf
+    """Of a simulation in ticks, since its rule has started."""
     target: float = math.inf
     """Accuracy; whoever evaluates the model says when it is reached."""
 

@@ -9,7 +9,10 @@
 It never sleeps and never reads a clock: time is an argument and must not run backwards. It is the same object in
 simulation, behind a network and in replay, and it emits one `Event` for everything that happens.
 
-Where each client is (idle, working, resting, away) is kept in `places.py`.
+Where each client is (idle, working, resting, away) is kept in `client_states.py`.
+
+One server step may answer several arrivals: `take` each of them, then `step`. With refill="step" a place that an
+arrival has freed is given again only when the model has moved: the client rests and keeps the place until then.
 
 The opening: where a rule needs every client's gradient first, each client's first job is marked `first`; the rule
 starts when all are in. A client that joins such a rule later gets a first job and enters the mean with its answer.
@@ -53,6 +56,7 @@ class Coordinator:
         selection: str | None = None,
         probabilities: Mapping[int, float] | None = None,
         max_staleness: int | None = None,
+        refill: str = "arrival",
         seed: int = 0,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
@@ -62,6 +66,8 @@ class Coordinator:
         selection        "uniform", "biased" (with `probabilities`), "fair" or "all"; None: "biased" where probabilities
                          are given, else the rule's own ("fair" for afl, "uniform" for the others)
         max_staleness    older updates are discarded, whatever the rule; None: the rule's own bound, if it has one
+        refill           "arrival": an arrival frees its place at once; "step": the next server step does. First jobs,
+                         and jobs that are lost or rejected, free their place at once
         on_event         called with every event
         """
         if not isinstance(strategy, Strategy):
@@ -73,6 +79,11 @@ class Coordinator:
         self.strategy = strategy
         self.concurrency = concurrency
         self.max_staleness = own if max_staleness is None else max_staleness
+        if refill not in ("arrival", "step"):
+            raise ParameterError(f"refill={refill!r} is not valid; expected 'arrival' or 'step'")
+        self._refill_at_step = refill == "step"
+        if self._refill_at_step:
+            _check_refill(strategy, concurrency)
         self.selection = selection or default
         self._at = ClientStates(policies.create(self.selection, seed, probabilities))
         if strategy.largest_cohort is not None and probabilities is not None:
@@ -248,7 +259,8 @@ class Coordinator:
             self._check_time(now)
         at = self._at
         jobs = self.dispatch_first(now) if at.first else []
-        free = self._slots() if self._in_rounds or self.concurrency is None else self.concurrency - len(at.open)
+        counted = self._in_rounds or self.concurrency is None or self._refill_at_step
+        free = self._slots() if counted else self.concurrency - len(at.open)  # type: ignore[operator]
         while free > 0 and (client := at.idle.draw()) is not None:
             jobs.append(self._hand_out(client, now))
             free -= 1
@@ -270,6 +282,8 @@ class Coordinator:
         if self.concurrency is None and not self._in_rounds:
             return math.inf
         free = math.inf if self.concurrency is None else self.concurrency - len(self._at.open)
+        if self._refill_at_step and self.strategy.started:
+            free -= len(self._at.resting)
         cohort = self.strategy.cohort if self._in_rounds else None
         return free if cohort is None else min(free, cohort - len(self._at.round))
 
@@ -297,7 +311,21 @@ class Coordinator:
 
     # -- answers in -------------------------------------------------------------------------------------------------
 
-    def push(self, update: Update, now: float) -> Receipt:
+    def take(self, update: Update, now: float) -> Receipt:
+        """Takes the answer to an open job as `push` does, but the rule makes no step with it: `step` does."""
+        return self.push(update, now, step=False)
+
+    def step(self, now: float) -> bool:
+        """Lets the rule make one step with all that was taken; false if that was nothing, or too little."""
+        self._check_time(now)
+        before = self._mark()
+        stepped = not self.opening and self.strategy.step()
+        if stepped:
+            self._event("step", now)
+            self._wake(before)
+        return stepped
+
+    def push(self, update: Update, now: float, *, step: bool = True) -> Receipt:
         """Takes the answer to an open job. What cannot be one is refused: an error, an event, and nothing changes."""
         if not (type(now) is float and self._now <= now < math.inf):
             self._check_time(now)
@@ -310,14 +338,15 @@ class Coordinator:
             elif self.max_staleness is not None and version - pulled > self.max_staleness:
                 receipt = self._discard(update, version - pulled)
             else:
-                receipt = strategy.receive(update)
+                receipt = strategy.receive(update) if step else strategy.take(update)
         except InputError as error:
             self._refuse(error, now, getattr(update, "client", None))
             raise
         client = int(update.client)
         del at.open[client]
         same = strategy.version == version and started == strategy.started
-        if same and (self._in_rounds or not started) and receipt.outcome != "rejected":
+        rests = self._in_rounds or not started or (self._refill_at_step and not first)
+        if same and rests and receipt.outcome != "rejected":  # until the round, the opening or the step ends
             at.resting[client] = None
         else:
             if self._in_rounds:
@@ -357,9 +386,10 @@ class Coordinator:
         return Receipt("rejected", staleness, reason)
 
     def _take_first(self, update: Update, staleness: int) -> Receipt:
-        client, gradient = update.client, mapping(update.vectors, "vectors").get("gradient")
+        name = self.strategy.sends
+        client, gradient = update.client, mapping(update.vectors, "vectors").get(name)
         if gradient is None:
-            raise MissingVector("the answer to a first job lacks the vector 'gradient'")
+            raise MissingVector(f"the answer to a first job lacks the vector {name!r}")
         positive(update.steps, "steps")
         positive(update.examples, "examples")
         if client in self._at.joining:
@@ -406,13 +436,14 @@ class Coordinator:
         """The clients whose open job is older than `max_staleness`: what they send would be discarded."""
         if self.max_staleness is None:
             return []
-        oldest, late = self.strategy.version - self.max_staleness, []
-        for client, ticket in self._at.open.items():
-            if ticket.version > oldest:  # jobs stand in the order they were given: none older follows
-                break
-            if ticket.version < oldest and not ticket.first:
-                late.append(client)
-        return late
+        oldest = self.strategy.version - self.max_staleness
+        # All of them: a rule may hand out old models, so the jobs do not stand in the order of their versions.
+        return [c for c, ticket in self._at.open.items() if ticket.version < oldest and not ticket.first]
+
+    @property
+    def resets_silent(self) -> bool:
+        """Whether whoever drives the coordinator is to `reset` the clients that are `overdue`, after every step."""
+        return self.max_staleness is not None and getattr(self.strategy.p, "reset", "") == "silent"
 
     def reset(self, client: int, now: float) -> Job:
         """Replaces an open job by a new one from the current model."""
@@ -554,6 +585,16 @@ def _check_cohort(cohort: int, candidates: int) -> None:
     if candidates < cohort:
         raise ParameterError(
             f"only {candidates} clients have a probability above 0, but a round takes {cohort}; it could never fill"
+        )
+
+
+def _check_refill(strategy: Strategy, concurrency: int | None) -> None:
+    places = strategy.n if concurrency is None else min(concurrency, strategy.n)
+    wanted = strategy.largest_cohort or getattr(strategy.p, "buffer", None) or 1
+    if places < wanted:
+        raise ParameterError(
+            f"refill='step' with {places} places could never fill a buffer of {wanted}; raise concurrency to at least "
+            f"{wanted}, or lower buffer"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from . import rules  # noqa: F401  (importing the rules registers them)
 from .auto import AUTO, choose, made
-from .base import LocalRule, Memory, Task, Trained
+from .base import LocalRule, Memory, Task, Trained, first_vector
 from .halves import check_halves, unsent
 from .registry import LocalRuleEntry, create, entries, names, register
 from .steps import Dynamic, Epochs, Fixed, Steps
@@ -28,6 +28,7 @@ __all__ = [
     "choose",
     "create",
     "entries",
+    "first_vector",
     "made",
     "names",
     "register",

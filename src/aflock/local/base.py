@@ -5,6 +5,9 @@
     gradient  = (1/K) sum_k grad F_i(x_k; batch_k)      the mean of the raw stochastic gradients
     delta     = x_K - w^s        model = x_K        direction = (w^s - x_K) / (eta_l*K)
 
+eta_l*K is the sum of the rates of the steps up to the x_K that is sent. The answer to a first job is the gradient at
+w^s, without moving; where the server takes directions instead of gradients, it is the direction of K steps.
+
 A rule writes `_directions`: what direction_k is. What a client must remember between its jobs lives in a dictionary the
 caller owns (`memory`, one per client), so that a rule object serves any number of clients and a client can keep its
 memory on disk. `train` only reads it; what is new in it comes back with the result and is kept once the server has
@@ -37,10 +40,15 @@ Known = Mapping[str, npt.NDArray[Any]]
 Direction = Callable[[Vector, Vector, int], Vector]
 """(gradient at x_k, x_k, k) -> direction_k; it may return its first argument."""
 
-Walk = tuple[Vector, Accumulator | None, int]
-"""x_K, the sum of the gradients on the way (where it is wanted), and K."""
+Walk = tuple[Vector, Accumulator | None, int, float]
+"""x_K, the sum of the gradients on the way (where it is wanted), the steps made, and the sum of the rates up to x_K."""
 
 ALL = ("gradient", "delta", "model", "direction")
+
+
+def first_vector(needs: tuple[str, ...]) -> str:
+    """The vector that answers a first job, for a strategy that needs these of the others."""
+    return "direction" if "direction" in needs and "gradient" not in needs else "gradient"
 
 
 @dataclass(slots=True)
@@ -120,29 +128,47 @@ class LocalRule(ABC):
             )
         known: Known = memory or {}
         if job.first:
-            return self._first(job, task, steps, changes)
+            return self._first(job, task, steps, first_vector(needs), changes, known, delay)
         for name in self.extras:
             if name not in job.extras:
                 raise MissingVector(f"the local rule {self.name} needs the job's extra vector {name!r}")
         if self.follows and steps == 1:
             return self._one_step(job, task, needs, changes, known)
-        x, total, made = self._run(job, task, steps, known, delay, self.averages or "gradient" in needs)
+        x, total, made, length = self._run(job, task, steps, known, delay, self.averages or "gradient" in needs)
         gradient = None if total is None else _mean(total, made)
-        vectors = self._vectors(job.model, x, gradient, made, needs, task.delta)
+        vectors = self._vectors(job.model, x, gradient, length, needs, task.delta)
         kept = {} if gradient is None else self._remember(gradient)
         self._finish(job, x, made, known, vectors, kept)
         if changes:
             _send_changes(vectors, changes, known, kept)
         return Trained(vectors, made, kept)
 
-    def _first(self, job: Job, task: Task, steps: int, changes: tuple[str, ...]) -> Trained:
-        """The opening job of a rule that needs every client's gradient: K samples at w^s, without moving."""
+    def _first(
+        self, job: Job, task: Task, steps: int, name: str, changes: tuple[str, ...], known: Known, delay: float
+    ) -> Trained:
+        """The opening job of a rule that needs every client's gradient, or the direction of its steps, at w^s."""
+        if name == "direction":
+            vector, steps = self._first_direction(job, task, steps, known, delay)
+            kept = {}
+        else:
+            vector = self._gradient_at_start(job, task, steps)
+            kept = self._remember(vector)
+        told = {f"told {name}": vector.astype(np.float64)} if name in changes else {}
+        return Trained({name: vector}, steps, kept | told)
+
+    def _gradient_at_start(self, job: Job, task: Task, steps: int) -> Vector:
+        """The mean of K samples at w^s, without moving."""
         total = np.zeros(job.model.size)
         for k in range(steps):
             total += sound(task.gradient(job.model, k), job.model)
-        gradient = _mean(total, steps)
-        told = {"told gradient": gradient.astype(np.float64)} if "gradient" in changes else {}
-        return Trained({"gradient": gradient}, steps, self._remember(gradient) | told)
+        return _mean(total, steps)
+
+    def _first_direction(self, job: Job, task: Task, steps: int, known: Known, delay: float) -> tuple[Vector, int]:
+        """The direction of K steps from w^s, and K."""
+        if self.follows and steps == 1:
+            return self._one_step(job, task, ("direction",), (), known).vectors["direction"], 1
+        x, _, made, length = self._run(job, task, steps, known, delay, False)
+        return self._vectors(job.model, x, None, length, ("direction",), None)["direction"], made
 
     def _one_step(
         self, job: Job, task: Task, needs: tuple[str, ...], changes: tuple[str, ...], known: Known
@@ -168,7 +194,7 @@ class LocalRule(ABC):
         if self.follows and task.descend is not None and not mean:
             for k in range(steps):
                 task.descend(x, k, self.eta_l)
-            return x, None, steps
+            return x, None, steps, self.eta_l * steps
         total = np.zeros(x.size) if mean else None
         direction = self._directions(job, memory)
         for k in range(steps):
@@ -179,14 +205,14 @@ class LocalRule(ABC):
             if total is not None:
                 kernels.add(total, 1.0, gradient)
             kernels.descend(x, rate, direction(gradient, x, k))
-        return x, total, steps
+        return x, total, steps, self.eta_l * steps
 
     def _vectors(
         self,
         start: Vector,
         x: Vector,
         gradient: Vector | None,
-        steps: int,
+        length: float,
         needs: tuple[str, ...],
         place: Vector | None,
     ) -> dict[str, Vector]:
@@ -199,7 +225,7 @@ class LocalRule(ABC):
             elif name == "model":
                 vectors[name] = x
             elif name == "direction":
-                vectors[name] = (start - x) / np.float32(self.eta_l * steps)
+                vectors[name] = (start - x) / np.float32(length or 1.0)  # rates of 0 have not moved x
         return vectors
 
     @abstractmethod

@@ -3,7 +3,8 @@
 Three ways to simulate asynchrony (the papers use all of them):
 
     events     every client has a clock; a job takes compute plus network time; the server acts on each arrival
-    ticks      delays count server ticks; all jobs that come due in a tick are delivered in it, in client order
+    ticks      delays count server ticks; all jobs that come due in a tick are delivered in it, in client order; each is
+               a server step (step = "arrival"), or the tick ends with one step for all of them (step = "tick")
     sampled    every server step draws clients from an arrival process, and each starts from a model of the past
 
 The first two differ in the clock alone: in ticks a delay is rounded down to whole ticks, at least one. The third is in
@@ -79,7 +80,9 @@ class Engine:
         *,
         budget: Budget,
         ticks: bool = False,
+        step_per_tick: bool = False,
         on_upload: Callable[[Engine, Receipt], None] | None = None,
+        on_tick: Callable[[Engine], None] | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.fleet = fleet
@@ -87,11 +90,16 @@ class Engine:
         self.executor = executor
         self.budget = budget
         self.ticks = ticks
+        self.step_per_tick = step_per_tick
         self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
         self.seats: defaultdict[int, SimulatedClient] = defaultdict(SimulatedClient)
-        self._on_upload = on_upload
+        self._on_upload, self._on_tick = on_upload, on_tick
         self._fruitless = 0
+        self.replaying = False
+        """Whether a trace says what happens; it then also says which clients are reset."""
+        self.opened_at: float | None = None
+        """When the rule had started, its first gradients in: ticks are counted from then on."""
 
     @property
     def by_client(self) -> dict[int, int]:
@@ -107,6 +115,7 @@ class Engine:
 
     def plan(self) -> None:
         """Puts all comings and goings on the clock that are known beforehand."""
+        self._note_opening()
         for change in self.fleet.planned():
             at = float(math.floor(change.time)) if self.ticks else change.time
             self.clock.at(at, Item(change.kind, change.client))
@@ -116,9 +125,13 @@ class Engine:
 
     def run(self, stop: Callable[[], bool] | None = None) -> bool:
         """To the end of the budget, or until `stop` says so between two steps; whether the end was reached."""
+        # `finished`, with its limits in local variables: it is asked for every event
         step, budget, tally, clock, strategy = self.step, self.budget, self.tally, self.clock, self.coordinator.strategy
         uploads, versions, time = budget.uploads, budget.versions, budget.time
+        by_ticks = budget.ticks < math.inf
         while tally.updates < uploads and clock.now < time and strategy.version < versions:
+            if by_ticks and self.ticks_done >= budget.ticks:
+                break
             if stop is not None and stop():
                 return False
             step()
@@ -132,7 +145,13 @@ class Engine:
             self.tally.updates >= budget.uploads
             or self.clock.now >= budget.time
             or self.coordinator.strategy.version >= budget.versions
+            or self.ticks_done >= budget.ticks
         )
+
+    @property
+    def ticks_done(self) -> float:
+        """Ticks since the rule has started, empty ones included; 0 before."""
+        return 0.0 if self.opened_at is None else self.clock.now - self.opened_at
 
     def step(self) -> None:
         """Hands out what can be handed out, then lets the next thing happen (in ticks: all of the next tick)."""
@@ -144,6 +163,8 @@ class Engine:
         due = heap[0][0]
         if due >= self.budget.time:
             clock.now = self.budget.time
+        elif self.opened_at is not None and due > self.opened_at + self.budget.ticks:
+            clock.now = self.opened_at + self.budget.ticks  # the last ticks are empty
         elif not self.ticks:
             item = clock.next()
             if type(item) is Order and self.seats[item.job.client].order is item:
@@ -159,8 +180,29 @@ class Engine:
         while self.clock.heap and self.clock.upcoming == due:
             items.append(self.clock.next())
         for item in sorted(items, key=lambda item: (_TICK_ORDER.get(item.kind, 0), item.client)):
-            if not self.finished:
+            if self.tally.updates < self.budget.uploads and self.coordinator.strategy.version < self.budget.versions:
                 self.deliver(item)
+        self.end_tick()
+
+    def end_tick(self) -> None:
+        """All that was due in this tick has happened: makes the server step, if the tick has one."""
+        if self.step_per_tick and self.coordinator.step(self.clock.now):
+            self._reset_overdue()
+        self._note_opening()
+        if self._on_tick is not None:
+            self._on_tick(self)
+
+    def _note_opening(self) -> None:
+        if self.opened_at is None and self.coordinator.strategy.started:
+            self.opened_at = self.clock.now
+
+    def _reset_overdue(self) -> None:
+        """Clients whose job has become too old start again from the current model, where the rule wants that."""
+        if not self.coordinator.resets_silent or self.replaying:
+            return
+        for client in self.coordinator.overdue():
+            self.withdraw(client)
+            self.send(self.coordinator.reset(client, self.clock.now))
 
     def _why_stalled(self) -> str:
         waiting, there = len(self.coordinator.working), len(self.coordinator.clients)
@@ -228,7 +270,7 @@ class Engine:
         done = self.executor.result(order)
         update = Update(client, job.version, done.vectors, done.steps, self.workshop.examples(client), job.id)
         try:
-            receipt = self.coordinator.push(update, self.clock.now)
+            receipt = self.coordinator.push(update, self.clock.now, step=not self.step_per_tick)
         except VectorError as error:
             raise Diverged(
                 f"training diverges: at version {self.coordinator.strategy.version} the update of client {client} is "
@@ -243,6 +285,8 @@ class Engine:
         self.tally.add(receipt, done.steps, job.model.nbytes * len(done.vectors))
         if self._on_upload is not None:
             self._on_upload(self, receipt)
+        if receipt.applied:
+            self._reset_overdue()
 
     def _on_lease(self, item: Item) -> None:
         order = self.order(item.client)

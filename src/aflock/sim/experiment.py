@@ -18,6 +18,7 @@ from .. import config, data, local, models, strategies
 from ..config import ConfigError, Named, Registered, Schema
 from ..data import partition
 from ..params import Params, choice, positive, unit, weights, whole
+from ..training import sends
 from . import delays
 from .fleet import FleetParams
 
@@ -52,6 +53,12 @@ class ClockParams(Params):
     )
     window: int | None = whole(None, "sampled: clients start from one of the last so many models; None: delays decide")
     history: int = whole(200, "sampled: models kept when delays decide")
+    step: str = choice(
+        "arrival", ("arrival", "tick"), "ticks: a server step for every arrival, or one for all arrivals of a tick"
+    )
+    refill: str = choice(
+        "arrival", ("arrival", "step"), "when a place is given again: when its job arrives, or at the next server step"
+    )
     concurrency: int | None = whole(None, "jobs in flight; None: every client")
     selection: str = choice("auto", ("auto", "uniform", "fair", "all"), "who is picked; auto: the rule's own policy")
     probabilities: tuple[float, ...] | None = weights("how likely each client is picked or arrives; None: equally")
@@ -65,13 +72,15 @@ class BudgetParams(Params):
     uploads: int | None = whole(None, "client reports")
     versions: int | None = whole(None, "server steps")
     time: float | None = positive(None, "virtual time")
+    ticks: int | None = whole(None, "ticks since the rule has started; first gradients are in by then")
 
 
 @dataclass(frozen=True)
 class EvaluationParams(Params):
     """When the model is measured on the test set."""
 
-    every: int = whole(100, "client reports between two evaluations")
+    every: int = whole(100, "client reports, or ticks, between two evaluations")
+    unit: str = choice("uploads", ("uploads", "ticks"), "what `every` counts")
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,8 @@ class Experiment:
         merged = SCHEMA.merge(document, changes)
         split = merged.get("partition", {})
         clients = split.pop("clients", None if split.get("name") == "key" else CLIENTS)
-        return Experiment(clients, SCHEMA.check(merged), changes)
+        sections = sends.resolved(merged, SCHEMA.check, SCHEMA.named["strategy"].default)
+        return Experiment(clients, sections, changes)
 
     def variant(self, strategy: str, seed: int) -> Experiment:
         """The same experiment with another rule and every seed moved on by `seed`.

@@ -51,7 +51,13 @@ def replay(simulation: Simulation, lines: Iterable[Line]) -> int:
     """Drives a fresh simulation by a trace; returns how many pulls had to be passed over."""
     with one_thread():
         simulation.start(planned=False)
+        simulation.engine.replaying = True
         skipped = sum(_passed_over(simulation, line) for line in lines)
+        if simulation.engine.step_per_tick and not simulation.strategy.version:
+            raise InputError(
+                "the trace has no lines of server steps: it was recorded with one step per arrival; replay it with "
+                "--set clock.step=arrival"
+            )
         simulation.finish()
     return skipped
 
@@ -67,6 +73,10 @@ def _passed_over(simulation: Simulation, line: Line) -> bool:
         if job is not None:
             engine.send(job, on_clock=False)
         return job is None
+    if kind == "step":
+        if engine.step_per_tick:
+            engine.end_tick()
+        return False
     order = engine.order(client)
     if kind == "arrival" and order is not None:
         engine.deliver(order)

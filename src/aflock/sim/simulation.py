@@ -22,6 +22,7 @@ from ..coordination.coordinator import Coordinator
 from ..coordination.tally import Tally
 from ..errors import ParameterError, StateError
 from ..events import Event
+from ..strategies.base import Strategy
 from ..system.threads import one_thread
 from ..types import Job, Receipt, State
 from .engine import Engine, Item, SimulatedClient
@@ -90,7 +91,10 @@ class Simulation:
     ) -> None:
         """`workers` processes train the clients; 0: this one does. What comes out is the same to the last bit."""
         self.experiment = experiment
-        self._evaluate_every = experiment.section("evaluation").every
+        evaluation = experiment.section("evaluation")
+        self._evaluate_every, self._by_ticks = evaluation.every, evaluation.unit == "ticks"
+        self._measured_at = 0
+        """How many times `every` uploads, or ticks, had passed at the last measurement."""
         self.measurements: list[Measurement] = []
         self._on_measurement = on_measurement
         self._on_upload = on_upload
@@ -107,6 +111,7 @@ class Simulation:
         if clock.concurrency is not None and clock.concurrency > n:
             raise ParameterError(f"[clock] concurrency = {clock.concurrency} exceeds the {n} clients; lower it")
         _check_workers(workers)
+        _check_clock(self.experiment, self.strategy)
         likely = _likely(clock.probabilities, n, self.strategy.largest_cohort)
         if clock.protocol == "sampled":
             _check_sampled(section("fleet"))
@@ -116,12 +121,13 @@ class Simulation:
             selection=None if clock.selection == "auto" else clock.selection,
             probabilities=None if clock.protocol == "sampled" else likely,
             max_staleness=clock.max_staleness,
+            refill=clock.refill,
             seed=seeds.schedule,
             on_event=on_event,
         )
         limits = {name: math.inf if value is None else value for name, value in asdict(section("budget")).items()}
         if all(math.isinf(value) for value in limits.values()):
-            raise ParameterError("[budget] is empty; set uploads, versions or time")
+            raise ParameterError("[budget] is empty; set uploads, versions, time or ticks")
         self.executor = executor(self.experiment, self.workshop, workers)
         kind = Sampled if clock.protocol == "sampled" else Engine
         self.engine: Engine = kind(
@@ -131,7 +137,9 @@ class Simulation:
             self.executor,
             budget=Budget(**limits),
             ticks=clock.protocol == "ticks",
+            step_per_tick=clock.step == "tick",
             on_upload=self._after_upload,
+            on_tick=self._after_tick,
         )
         if isinstance(self.engine, Sampled):
             self.engine.configure(clock.window, clock.history, seeds.schedule, likely)
@@ -182,10 +190,19 @@ class Simulation:
         self._measure()
 
     def _after_upload(self, engine: Engine, receipt: Receipt) -> None:
-        if engine.tally.updates % self._evaluate_every == 0:
+        # Where a tick ends with the server's step, the model of its arrivals is there only then.
+        if not (self._by_ticks or engine.step_per_tick) and engine.tally.updates % self._evaluate_every == 0:
             self._measure()
         if self._on_upload is not None:
             self._on_upload(self)
+
+    def _after_tick(self, engine: Engine) -> None:
+        if self._by_ticks or engine.step_per_tick:
+            counted = engine.ticks_done if self._by_ticks else engine.tally.updates
+            passed = int(counted // self._evaluate_every)
+            if passed > self._measured_at:
+                self._measured_at = passed
+                self._measure()
 
     def _measure(self) -> None:
         if self.model.buffers:
@@ -248,6 +265,8 @@ class Simulation:
             "coordinator": self.coordinator.state_dict(),
             "clock": {
                 "now": engine.clock.now,
+                "opened": engine.opened_at,
+                "measured": self._measured_at,
                 "sequence": engine.clock.sequence,
                 "entries": [
                     [due, seq, item.kind, item.client, item.number] for due, seq, item in engine.clock.entries()
@@ -264,11 +283,13 @@ class Simulation:
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state of the same experiment."""
-        if state["experiment"] != self.experiment.resolved():
+        # Built anew: an earlier version wrote keys without effect, and lacks those that came since.
+        if Experiment.build(state["experiment"]).resolved() != self.experiment.resolved():
             raise StateError("the state belongs to another experiment; resume with the file it was started with")
         engine = self.engine
         self.coordinator.load_state_dict(state["coordinator"])
         clock = state["clock"]
+        engine.opened_at, self._measured_at = clock.get("opened"), clock.get("measured", 0)
         engine.tally = Tally.loaded(state["tally"])
         for client, number, delay, uploads in state["seats"]:
             memory = dict(state["memories"].get(str(client), {}))
@@ -309,6 +330,26 @@ def _check_sampled(fleet: FleetParams) -> None:
                 f"[fleet] {name} = {getattr(fleet, name)} needs a clock, and the protocol 'sampled' has none; "
                 "leave it out or choose 'events' or 'ticks'"
             )
+
+
+def _check_clock(experiment: Experiment, strategy: Strategy) -> None:
+    """Refuses what only one of the three protocols has."""
+    clock, budget, evaluation = (experiment.section(name) for name in ("clock", "budget", "evaluation"))
+    if clock.protocol != "ticks":
+        ticking = {
+            '[clock] step = "tick"': clock.step == "tick",
+            f"[budget] ticks = {budget.ticks}": budget.ticks is not None,
+            '[evaluation] unit = "ticks"': evaluation.unit == "ticks",
+        }
+        for what in (what for what, given in ticking.items() if given):
+            raise ParameterError(f'{what} needs [clock] protocol = "ticks"; it is "{clock.protocol}"')
+    if clock.protocol == "sampled" and clock.refill == "step":
+        raise ParameterError('[clock] refill = "step" needs a clock, and the protocol "sampled" has none; leave it out')
+    if clock.step == "tick" and not strategy.can_take:
+        raise ParameterError(
+            f'[clock] step = "tick" does not go with {strategy.name}, which aggregates one arrival at a time; use '
+            'step = "arrival"'
+        )
 
 
 def _check_workers(workers: object) -> None:

@@ -1,4 +1,4 @@
-"""What every server rule is: the contract, the checks at its door, and the state it saves.
+"""What every server rule is: the contract, the checks of what comes in, and the state it saves.
 
 A rule is driven by hand, by the simulator or by a server in the same way:
 
@@ -6,8 +6,12 @@ A rule is driven by hand, by the simulator or by a server in the same way:
     job = s.job(client=3)
     receipt = s.receive(Update(client=3, version=job.version, vectors={"gradient": g}))
 
+`receive` is `take` and `step` in one: a simulation in which one server step answers several arrivals calls
+`take(update)` for each and then `step()` once.
+
 A new rule writes `_receive` (one arrival), and, where it holds more than the model, `_allocate` (make the buffers),
-`_enter` (take a first gradient), `_begin` (the first step) and `keeps` (the names of the attributes to save). It knows
+`_enter` (take a first gradient), `_begin` (the first step) and `keeps` (the names of the attributes to save). One that
+can take arrivals without a step says so (`can_take`) and writes `_take`, `_step_with_taken` and `takes`, too. It knows
 no clock, no socket, no torch and no other rule.
 """
 
@@ -16,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -50,13 +54,22 @@ class Strategy(ABC):
     name: ClassVar[str]
     """The registered name."""
     needs: tuple[str, ...] = ()
-    """The vectors every update must carry, out of gradient, delta, model, direction (and control, for SCAFFOLD)."""
+    """The vectors every update must carry, out of gradient, delta, model, direction (and control, for SCAFFOLD).
+
+    An instance has its own: with sends="direction" it needs `direction` where its class says `gradient`.
+    """
+    sends: str = "gradient"
+    """The vector that the rule averages as a gradient, and that answers a first job: gradient or direction."""
     first: bool = False
     """Whether the rule needs every client's gradient at w^0 before it can start."""
     fair: ClassVar[bool] = False
     """Whether the rule asks for fair selection without replacement (the coordinator's default policy for it)."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """The attributes that make up the state, beside the model, its version and the clients."""
+    can_take: ClassVar[bool] = False
+    """Whether the rule can take arrivals without a step (`take`, `step`)."""
+    takes: ClassVar[tuple[str, ...]] = ()
+    """The attributes that hold what was taken and not stepped with; a state has them only where there is any."""
 
     version: int
     """t, the number of server updates so far."""
@@ -72,7 +85,12 @@ class Strategy(ABC):
         self.clients: set[int] = set(range(count))
         self.awaited: set[int] = set()
         self.version = 0
-        self._opened = False
+        self._opened = self._can_hold_taken = False
+        self.taken = 0
+        """How many arrivals were taken since the last step, by a rule that otherwise steps at every arrival."""
+        if "sends" in params.__dataclass_fields__:
+            self.sends = params.sends  # type: ignore[attr-defined]
+            self.needs = tuple(self.sends if name == "gradient" else name for name in type(self).needs)
         self.started = False
         """Whether the rule takes updates: `start` was called and every first gradient is in."""
         self._published: Vector | None = None
@@ -125,7 +143,7 @@ class Strategy(ABC):
     @property
     def pending(self) -> int:
         """How many arrivals are held and not yet part of the model."""
-        return 0
+        return self.taken
 
     def start(
         self, w0: Vector, first: Mapping[int, Vector] | None = None, examples: Mapping[int, int] | None = None
@@ -189,20 +207,32 @@ class Strategy(ABC):
 
     def receive(self, update: Update) -> Receipt:
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
-        if not self.started:
-            self._require_start()
-        update, version = self.check_numbers(update), self.version
-        staleness = version - update.version
-        if not 0 <= staleness <= version:
-            raise VersionError(f"version {update.version} does not exist; expected one of 0 to {version}")
-        if type(update.vectors) is not Sound:
-            update = self._check_vectors(update)
-        return self._receive(update, staleness)
+        update, staleness = self._checked(update)
+        if not self.taken:
+            return self._receive(update, staleness)
+        receipt = self._take(update, staleness)
+        if not receipt.rejected and self.step():
+            return Receipt("applied", staleness)
+        return receipt
+
+    def take(self, update: Update) -> Receipt:
+        """Takes one arrival without a step: it is buffered (or rejected), and `step` moves the model."""
+        return self._take(*self._checked(update))
+
+    def step(self) -> bool:
+        """One server step with all that was taken; False if that is nothing, or too little for the rule to step."""
+        self._require_start()
+        version = self.version
+        self._step_if_due()
+        return self.version > version
 
     def flush(self) -> bool:
         """Steps with whatever is held, as the end of a run asks for; False if nothing was held."""
         self._require_start()
-        return False
+        if not self.taken:
+            return False
+        self._step_if_due()
+        return True
 
     def join(self, client: int, first: Vector | None = None) -> None:
         """Adds a client; where `self.first`, with its gradient at the current model (during the opening: without)."""
@@ -258,6 +288,23 @@ class Strategy(ABC):
     def _receive(self, update: Update, staleness: int) -> Receipt:
         """One arrival whose input has been checked; its vectors are finite, contiguous and of length d."""
 
+    def _take(self, update: Update, staleness: int) -> Receipt:
+        """Stores a checked arrival and makes no step; a rule that cannot says so."""
+        raise OrderError(f"{self.name} makes a step with every arrival; it cannot take one without a step")
+
+    def _step_if_due(self) -> None:
+        """Steps with what was taken, if there is enough of it."""
+        if self.taken:
+            self._step_with_taken()
+            self.taken = 0
+            self._advance()
+
+    def _step_with_taken(self) -> None:
+        """Moves the model with the `taken` arrivals, and empties what held them."""
+
+    def _allocate_taken(self, length: int) -> None:
+        """Makes the attributes in `takes`, all zero: before the first `take`, or before a state has them loaded."""
+
     def _allocate(self, length: int) -> None:
         """Makes the buffers, all zero. Runs before `_begin` and before a state is loaded."""
 
@@ -300,6 +347,16 @@ class Strategy(ABC):
         self._advance()
         return Receipt("applied", staleness)
 
+    def _count_taken(self, staleness: int) -> Receipt:
+        self.taken += 1
+        return Receipt("buffered", staleness)
+
+    def _prepare_to_take(self) -> None:
+        """Allocates what holds taken arrivals: at the first of them, because most runs never take without a step."""
+        if not self._can_hold_taken:
+            self._allocate_taken(self.w.size)
+            self._can_hold_taken = True
+
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_dict(self, *, detached: bool = True) -> State:
@@ -316,7 +373,11 @@ class Strategy(ABC):
             "clients": _ids(self.clients),
             "awaited": _ids(self.awaited),
         }
-        return state | {"keeps": {name: saved(getattr(self, name), detached) for name in self.keeps}}
+        state["keeps"] = {name: saved(getattr(self, name), detached) for name in self.keeps}
+        if self.taken:
+            held = {name: saved(getattr(self, name), detached) for name in self.takes}
+            state["taken"] = {"count": self.taken, **held}
+        return state
 
     def load_state_dict(self, state: State) -> None:
         """Takes over a saved state, all of it or (if it does not fit) nothing."""
@@ -338,6 +399,12 @@ class Strategy(ABC):
         restored(fresh.w.low, state["low"], "low")
         for name in self.keeps:
             setattr(fresh, name, restored(getattr(fresh, name), state["keeps"][name], name))
+        held = state.get("taken", {})
+        fresh.taken = int(held.get("count", 0))
+        if fresh.taken:
+            fresh._prepare_to_take()
+            for name in self.takes:
+                setattr(fresh, name, restored(getattr(fresh, name), held[name], name))
         fresh.started = bool(state["started"])
         return fresh
 
@@ -346,18 +413,33 @@ class Strategy(ABC):
             raise StateError("this is not a state of a strategy; expected what `state_dict` returned")
         if state["strategy"] != self.name:
             raise StateError(f"the state was saved by {state['strategy']}; expected {self.name}")
-        mine, saved_with = _identity(asdict(self.p)), _identity(state["params"])
+        # A state of an earlier version lacks the parameters that came since: their defaults are what it did then.
+        defaults = {item.name: item.default for item in fields(self.p)}
+        mine, saved_with = _identity(asdict(self.p)), _identity(defaults | state["params"])
         if mine != saved_with:
             wrong = [f"{name}={value!r}" for name, value in saved_with.items() if mine.get(name) != value]
             raise StateError(f"the state was saved with {', '.join(wrong)}; expected the parameters {mine}")
 
-    # -- checks at the door -----------------------------------------------------------------------------------------
+    # -- checks of what comes in ---------------------------------------------------------------------------------------
 
     def _prepare(self, w0: Vector) -> None:
         self._allocate(w0.size)
         self.w = Weights(w0)
         self._opened = True
+        self._can_hold_taken = False
         self._published = self._extras = None
+
+    def _checked(self, update: Update) -> tuple[Update, int]:
+        """An update that the rule can use, and its staleness, or an error."""
+        if not self.started:
+            self._require_start()
+        update, version = self.check_numbers(update), self.version
+        staleness = version - update.version
+        if not 0 <= staleness <= version:
+            raise VersionError(f"version {update.version} does not exist; expected one of 0 to {version}")
+        if type(update.vectors) is not Sound:  # the server has checked those of a `Sound` already: no second pass
+            update = self._check_vectors(update)
+        return update, staleness
 
     def check_numbers(self, update: Update) -> Update:
         """An update whose client is here and whose numbers are plain integers in their range, or an error."""

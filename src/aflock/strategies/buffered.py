@@ -22,6 +22,7 @@ class Buffered(Strategy):
     """Counts arrivals, releases them at m, and never drops a last partial buffer silently (`pending`, `flush`)."""
 
     keeps: ClassVar[tuple[str, ...]] = ("held",)
+    can_take = True
     p: BufferParams
 
     def _allocate(self, length: int) -> None:
@@ -47,6 +48,16 @@ class Buffered(Strategy):
             return Receipt("buffered", staleness)
         self._step()
         return Receipt("applied", staleness)
+
+    def _take(self, update: Update, staleness: int) -> Receipt:
+        self._hold(update, staleness)
+        self.held += 1
+        return Receipt("buffered", staleness)
+
+    def _step_if_due(self) -> None:
+        """One step with all that is held, if that is m or more."""
+        if self.held >= self.p.buffer:
+            self._step()
 
     def _step(self) -> None:
         self._release(self.held)

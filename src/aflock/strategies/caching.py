@@ -12,4 +12,6 @@ class CacheParams(Params):
     """In memory or on disk."""
 
     cache: str = choice("dense", ("dense", "disk"), "where the rows are kept: in memory or in a memory-mapped file")
-    cache_dir: str | None = folder("folder of disk rows; None: the system's temporary folder")
+    cache_dir: str | None = folder(
+        "folder of disk rows; None: the system's temporary folder", only={"cache": ("disk",)}
+    )

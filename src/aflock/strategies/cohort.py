@@ -24,6 +24,7 @@ class Cohort(Strategy):
 
     needs: tuple[str, ...] = ("model",)
     keeps: ClassVar[tuple[str, ...]] = ("acc", "weight", "held", "members")
+    can_take = True
 
     held = 0
 
@@ -70,16 +71,24 @@ class Cohort(Strategy):
         return True
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
+        receipt = self._take(update, staleness)
+        if receipt.rejected or len(self.members) < self.cohort:
+            return receipt
+        self.flush()
+        return Receipt("applied", staleness)
+
+    def _take(self, update: Update, staleness: int) -> Receipt:
         if update.client in self.members:
             return Receipt("rejected", staleness, f"client {update.client} has reported in this round already")
         kernels.add(self.acc, float(update.examples), update.vectors["model"])
         self.weight += update.examples
         self.members[update.client] = update.examples
         self.held += 1
-        if len(self.members) < self.cohort:
-            return Receipt("buffered", staleness)
-        self.flush()
-        return Receipt("applied", staleness)
+        return Receipt("buffered", staleness)
+
+    def _step_if_due(self) -> None:
+        if self.held and len(self.members) >= self.cohort:
+            self.flush()
 
     def _leave(self, client: int) -> None:
         self.members.pop(client, None)

@@ -14,6 +14,8 @@ Both sums are rounded to the digits of the largest weight they ever held. When a
 with one example, a difference would leave nothing but that rounding. `peak` is the largest mass since both were last
 summed; once the mass is below 2^-20 of it they are summed again from the rows, so that at least 32 bits stay right.
 
+Where one step answers several arrivals, all their models and stamps are replaced first.
+
 Clients that have not reported hold M_j = w^0, stamp_j = 0. Their r_j is what `start` was told, else the mean of those
 that have reported: with clients of equal size every weight is right from the first arrival on. A client that joins
 later has no weight until it reports: w^0 is no longer anybody's model by then.
@@ -41,6 +43,7 @@ class LatestModels(Strategy):
     """Base of the rules that average the newest model of every client."""
 
     needs = ("model",)
+    can_take = True
     keeps = (
         "rows", "total", "mass", "peak", "base", "stamps", "examples", "reported", "silent", "told", "unknown", "w0"
     )  # fmt: skip
@@ -72,19 +75,8 @@ class LatestModels(Strategy):
         self.w0[:] = self.w.high
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
-        client, now = update.client, self.version + 1
-        self._rebase(now)
-        old = self._weight(client) if client in self.stamps else 0.0
-        self.reported += update.examples - self.examples.get(client, 0)
-        self.stamps[client], self.examples[client] = now, update.examples
-        self._hear(client)
-        new, model = self._weight(client), update.vectors["model"]
-        self.mass += new - old
-        if self.mass < _LEAST_PART * self.peak:
-            self.rows.store(client, model)
-            self._resum()
-            new = old = 0.0  # the sums hold the new row already
-        self.peak = max(self.peak, self.mass)
+        client, model = update.client, update.vectors["model"]
+        new, old = self._replace_weight(update)
         silent = self._silent_mass()
         inverse = 1.0 / (self.mass + silent)
         kernels.exchange_mean(
@@ -100,6 +92,36 @@ class LatestModels(Strategy):
             start=self.w0,
         )
         return self._applied(staleness)
+
+    def _take(self, update: Update, staleness: int) -> Receipt:
+        client, model = update.client, update.vectors["model"]
+        new, old = self._replace_weight(update)
+        kernels.exchange_weighted(row=self.rows.row(client), x=model, total=self.total, new=new, old=old)
+        return self._count_taken(staleness)
+
+    def _step_with_taken(self) -> None:
+        silent = self._silent_mass()
+        inverse = 1.0 / (self.mass + silent)
+        kernels.weighted_mean(
+            w=self.w.high, low=self.w.low, a=inverse, total=self.total, b=silent * inverse, start=self.w0
+        )
+
+    def _replace_weight(self, update: Update) -> tuple[float, float]:
+        """Gives the client its new stamp and examples; returns its new and its old weight in the sums."""
+        client, now = update.client, self.version + 1
+        self._rebase(now)
+        old = self._weight(client) if client in self.stamps else 0.0
+        self.reported += update.examples - self.examples.get(client, 0)
+        self.stamps[client], self.examples[client] = now, update.examples
+        self._hear(client)
+        new = self._weight(client)
+        self.mass += new - old
+        if self.mass < _LEAST_PART * self.peak:
+            self.rows.store(client, update.vectors["model"])
+            self._resum()
+            new = old = 0.0  # the sums hold the new row already
+        self.peak = max(self.peak, self.mass)
+        return new, old
 
     def _weight(self, client: int) -> float:
         return self.examples[client] * math.exp(self.decay * (self.stamps[client] - self.base))

@@ -69,6 +69,7 @@ class _Adam(LocalRule):
         x, total = start(job, task), np.zeros(job.model.size) if mean else None
         direction = self._directions(job, memory)
         best, best_loss, waited = x, math.inf, 0
+        length = best_length = 0.0
         watch = task.validation if self.p.patience is not None else None
         for k in range(steps):
             gradient = sound(task.gradient(x, k), x)
@@ -78,13 +79,17 @@ class _Adam(LocalRule):
             if self.decoupled:
                 x *= np.float32(1.0 - rate * self.p.weight_decay)
             x -= np.float32(rate) * direction(gradient, x, k)
+            length += rate
             if watch is None or (k + 1) % task.batches:
                 continue
             loss = watch(x)
-            best, best_loss, waited = (x.copy(), loss, 0) if loss < best_loss else (best, best_loss, waited + 1)
+            if loss < best_loss:
+                best, best_loss, best_length, waited = x.copy(), loss, length, 0
+            else:
+                waited += 1
             if waited >= (self.p.patience or 0):
-                return best, total, k + 1
-        return (x if watch is None or best_loss == math.inf else best), total, steps
+                return (best, total, k + 1, best_length) if best_length else (x, total, k + 1, length)
+        return (x, total, steps, length) if not best_length else (best, total, steps, best_length)
 
     def _directions(self, job: Job, memory: Known) -> Direction:
         p = self.p

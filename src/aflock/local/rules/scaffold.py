@@ -48,6 +48,8 @@ class Scaffold(LocalRule):
         return self.p.eta_l
 
     def _directions(self, job: Job, memory: Known) -> Direction:
+        if job.first:  # a first job carries no c: its steps are plain ones
+            return lambda gradient, x, k: gradient
         own = memory.get("control")
         correction = job.extras["control"] if own is None else job.extras["control"] - own
         return lambda gradient, x, k: gradient + correction

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import MissingVector, VectorError
-from ...local import Trained
+from ...local import Trained, first_vector
 from ...types import Job, Vector
 from ..protocol import wire
 from .answers import Hello
@@ -20,7 +20,7 @@ from .state import EncodedUpdate
 
 def requested_vectors(trained: Trained, job: Job, hello: Hello) -> dict[str, Vector]:
     """The vectors that the strategy needs, and no others: the server refuses an update with further vectors."""
-    names = ("gradient",) if job.first else hello.needs
+    names = (first_vector(hello.needs),) if job.first else hello.needs
     for name in names:
         if name not in trained.vectors:
             raise MissingVector(f"training gave no vector {name!r}; {hello.strategy} needs {', '.join(names)}")

@@ -88,7 +88,10 @@ class Federation:
         self._w0_largest = kernels.largest(w0)
         self._start_over(w0)
         each = wire.size(p.encoding, self.length)
-        self.expected = {True: (("gradient",), each), False: (self.strategy.needs, each * len(self.strategy.needs))}
+        self.expected = {
+            True: ((self.strategy.sends,), each),
+            False: (self.strategy.needs, each * len(self.strategy.needs)),
+        }
         """Whether a job is a first job -> the names of the vectors its update must carry, and their bytes."""
         self._kinds: dict[str, Callable[[Head, Buffer], Any]] = {
             "open": self._on_open, "hello": self._on_hello, "pull": self._on_pull, "update": self._on_update,

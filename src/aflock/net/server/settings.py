@@ -22,6 +22,7 @@ from ...errors import InputError, StateError
 from ...events import Event
 from ...params import Params, choice, positive, switch, unit, whole, words
 from ...strategies.base import Strategy
+from ...training import sends
 from ...types import Vector
 from ..federation.federation import Federation
 from ..federation.params import FederationParams
@@ -155,7 +156,8 @@ class Settings:
     @staticmethod
     def build(document: Mapping[str, Any], changes: Iterable[str] = ()) -> Settings:
         """Checks nested dictionaries, as TOML has them."""
-        settings = Settings(SCHEMA.check(SCHEMA.merge(document, changes)))
+        merged = SCHEMA.merge(document, changes)
+        settings = Settings(sends.resolved(merged, SCHEMA.check, SCHEMA.named["strategy"].default))
         settings.strategy()
         _check_selection(settings.section("federation"))
         if settings.section("model").name == "vector" and settings.section("evaluation").every is not None:

@@ -3,7 +3,8 @@
     before the loop:      U_i <- grad f_i(w^0) for every client;   w^1 = w^0 - eta * u^0,   u^0 = (1/n) sum_i U_i
     on an arrival of G:   U_j <- G;   u^t = (1/n) sum_i U_i;   w^{t+1} = w^t - eta * u^t
 
-The sum of the rows is kept in float64 and moved by G - U_j, so an arrival costs O(d) and the mean does not drift.
+Where one step answers several arrivals, all their rows are replaced first. The sum of the rows is kept in float64 and
+moved by G - U_j, so an arrival costs O(d) and the mean does not drift.
 
     memory="client"   (algorithm a.5) the client sends G_new - G_prev as its `gradient` and keeps G_prev; the server
                       holds no rows: u <- u + that/n. Equal to direct aggregation up to rounding.
@@ -29,16 +30,17 @@ from ...params import choice, positive
 from ...types import Accumulator, Receipt, Update, Vector
 from ..base import Strategy
 from ..caching import CacheParams
+from ..gradient_steps import GradientParams
 from ..registry import register
 
 
 @dataclass(frozen=True)
-class AceParams(CacheParams):
+class AceParams(CacheParams, GradientParams):
     """Hyper-parameters of ace."""
 
     lr: float = positive(0.1, "eta, server step size")
     memory: str = choice("server", ("server", "client"), "who keeps the last gradient of each client")
-    cache: str = choice("dense", rows.KINDS, "how the server keeps its rows")
+    cache: str = choice("dense", rows.KINDS, "how the server keeps its rows", only={"memory": ("server",)})
 
 
 @register(
@@ -53,12 +55,13 @@ class Ace(Strategy):
 
     needs = ("gradient",)
     first = True
+    can_take = True
     keeps = ("rows", "total", "frozen")
     p: AceParams
 
     @property
     def changes(self) -> tuple[str, ...]:
-        return ("gradient",) if self.p.memory == "client" else ()
+        return (self.sends,) if self.p.memory == "client" else ()
 
     def _allocate(self, length: int) -> None:
         holders = self.clients if self.p.memory == "server" else ()
@@ -77,12 +80,19 @@ class Ace(Strategy):
             kernels.add(self.total, 1.0, gradient)
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
-        a, gradient = -self.p.lr / (self.n + self.frozen), update.vectors["gradient"]
+        a, gradient = -self.p.lr / (self.n + self.frozen), update.vectors[self.sends]
         if self.p.memory == "server":
             self.rows.exchange_step(update.client, gradient, self.total, self.w, a)
         else:
             kernels.shift_step(v=gradient, total=self.total, w=self.w.high, low=self.w.low, a=a)
         return self._applied(staleness)
+
+    def _take(self, update: Update, staleness: int) -> Receipt:
+        self._enter(update.client, update.vectors[self.sends])
+        return self._count_taken(staleness)
+
+    def _step_with_taken(self) -> None:
+        self.w.step(-self.p.lr / (self.n + self.frozen), self.total)
 
     def _join(self, client: int) -> None:
         if self.p.memory == "server":

@@ -7,7 +7,8 @@
                           t_j^start <- t + 1
 
 Read literally: A(t) is formed before t_j^start is reset, so an arrival that was too slow does not count in its own step
-but is fresh in the next one; t grows either way. tau_algo >= tau_max gives ACE exactly.
+but is fresh in the next one; t grows either way. tau_algo >= tau_max gives ACE exactly. Where one step answers several
+arrivals, A(t) is formed before any t_j^start is reset.
 
 `starts` lists the active clients in the order of their t^start; the sum over A(t) is kept: an expired row is taken out
 once, a row that reports is put back once, so an arrival costs O(d) amortised.
@@ -30,11 +31,12 @@ from ...params import choice, positive, threshold
 from ...types import Accumulator, Receipt, Update, Vector
 from ..base import Strategy
 from ..caching import CacheParams
+from ..gradient_steps import GradientParams
 from ..registry import register
 
 
 @dataclass(frozen=True)
-class AcedParams(CacheParams):
+class AcedParams(CacheParams, GradientParams):
     """Hyper-parameters of aced."""
 
     lr: float = positive(0.1, "eta, server step size")
@@ -55,12 +57,16 @@ class Aced(Strategy):
     needs = ("gradient",)
     first = True
     keeps = ("rows", "total", "starts")
+    can_take = True
+    takes = ("arrived",)
     p: AcedParams
 
     def _allocate(self, length: int) -> None:
         self.rows = self.make_rows(self.p.cache, self.clients, length, seed=self.seed, folder=self.p.cache_dir)
         self.total: Accumulator = kernels.zeros(length, np.float64)
         self.starts: dict[int, int] = {}
+        self.arrived: dict[int, int] = {}
+        """The clients that were taken since the last step, in order, with the version of their arrival."""
 
     def _enter(self, client: int, gradient: Vector) -> None:
         self.rows.exchange(client, gradient, self.total)
@@ -71,7 +77,7 @@ class Aced(Strategy):
         self._advance()
 
     def _receive(self, update: Update, staleness: int) -> Receipt:
-        client, gradient = update.client, update.vectors["gradient"]
+        client, gradient = update.client, update.vectors[self.sends]
         self._expire()
         if client in self.starts:
             a = -self.p.lr / len(self.starts)
@@ -84,6 +90,25 @@ class Aced(Strategy):
             self.rows.add_to(self.total, 1.0, client)
         self.starts[client] = self.version + 1
         return self._applied(staleness)
+
+    def _take(self, update: Update, staleness: int) -> Receipt:
+        client, gradient = update.client, update.vectors[self.sends]
+        self._expire()
+        if client in self.starts:
+            self.rows.exchange(client, gradient, self.total)
+        else:
+            self.rows.store(client, gradient)
+        self.arrived[client] = self.version
+        return self._count_taken(staleness)
+
+    def _step_with_taken(self) -> None:
+        if self.starts:
+            self.w.step(-self.p.lr / len(self.starts), self.total)
+        for client in self.arrived:
+            if self.starts.pop(client, None) is None:
+                self.rows.add_to(self.total, 1.0, client)
+            self.starts[client] = self.version + 1
+        self.arrived.clear()
 
     def _expire(self) -> None:
         """Takes the rows out of the sum that A(t) no longer holds; the oldest start stands first."""
@@ -99,6 +124,7 @@ class Aced(Strategy):
         self.rows.insert(client)
 
     def _leave(self, client: int) -> None:
+        self.arrived.pop(client, None)
         if self.starts.pop(client, None) is not None:
             self.rows.take_out(client, self.total, self.starts)
         else:

@@ -19,11 +19,12 @@ from ... import kernels
 from ...params import positive
 from ...types import Accumulator, Update
 from ..buffered import Buffered, BufferParams
+from ..gradient_steps import GradientParams
 from ..registry import register
 
 
 @dataclass(frozen=True)
-class AfaCdParams(BufferParams):
+class AfaCdParams(BufferParams, GradientParams):
     """Hyper-parameters of afa-cd."""
 
     lr: float = positive(0.1, "eta*eta_L, server step size")
@@ -48,7 +49,7 @@ class AfaCd(Buffered):
         self.acc: Accumulator = kernels.zeros(length, np.float64)
 
     def _hold(self, update: Update, staleness: int) -> None:
-        kernels.add(self.acc, 1.0, update.vectors["gradient"])
+        kernels.add(self.acc, 1.0, update.vectors[self.sends])
 
     def _release(self, m: int) -> None:
         self.w.drain(-self.p.lr / m, self.acc)

@@ -20,11 +20,12 @@ from ...params import positive
 from ...types import Accumulator, Update
 from ..buffered import Buffered, BufferParams
 from ..caching import CacheParams
+from ..gradient_steps import GradientParams
 from ..registry import register
 
 
 @dataclass(frozen=True)
-class AfaCsParams(CacheParams, BufferParams):
+class AfaCsParams(CacheParams, BufferParams, GradientParams):
     """Hyper-parameters of afa-cs."""
 
     lr: float = positive(0.1, "eta*eta_L, server step size")
@@ -50,7 +51,7 @@ class AfaCs(Buffered):
         self.total: Accumulator = kernels.zeros(length, np.float64)
 
     def _hold(self, update: Update, staleness: int) -> None:
-        self.rows.exchange(update.client, update.vectors["gradient"], self.total)
+        self.rows.exchange(update.client, update.vectors[self.sends], self.total)
 
     def _release(self, m: int) -> None:
         self.w.step(-self.p.lr / max(1, self.n), self.total)

@@ -1,6 +1,7 @@
 """Vanilla asynchronous SGD.
 
-    on an arrival of G from client i:    w^{t+1} = w^t - eta * G
+    on an arrival of G from client i:       w^{t+1} = w^t - eta * G
+    where one step answers k arrivals:      w^{t+1} = w^t - eta * (1/k) * sum of the k G
 
 Mishchenko, K., Bach, F., Even, M., Woodworth, B.: Asynchronous SGD Beats Minibatch SGD Under Arbitrary Delays.
 NeurIPS 2022. It is FedBuff with m = 1 and K = 1.
@@ -10,14 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...params import Params, positive
-from ...types import Receipt, Update
-from ..base import Strategy
+from ...params import positive
+from ..gradient_steps import GradientParams, GradientSteps
 from ..registry import register
 
 
 @dataclass(frozen=True)
-class AsgdParams(Params):
+class AsgdParams(GradientParams):
     """Hyper-parameters of asgd."""
 
     lr: float = positive(0.1, "eta, server step size")
@@ -30,12 +30,10 @@ class AsgdParams(Params):
     optimum="biased",
     params=AsgdParams,
 )
-class Asgd(Strategy):
+class Asgd(GradientSteps):
     """Every arrival is one step."""
 
-    needs = ("gradient",)
     p: AsgdParams
 
-    def _receive(self, update: Update, staleness: int) -> Receipt:
-        self.w.step(-self.p.lr, update.vectors["gradient"])
-        return self._applied(staleness)
+    def _rate(self, staleness: int) -> float:
+        return self.p.lr

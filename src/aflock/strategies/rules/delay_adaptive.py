@@ -2,7 +2,7 @@
 
     eta_t = eta                           if tau_t <= tau_C
             min(eta, 1/(4 L tau_t))       otherwise (mode "scale"), or 0 (mode "drop")
-    w^{t+1} = w^t - eta_t * G
+    w^{t+1} = w^t - eta_t * G,   or the mean of the eta_t * G where one step answers several arrivals
 
 L = 1/(4 eta) unless given, which makes the second line eta/tau_t. With mode "drop" the late arrival is rejected and t
 does not grow. tau_C is the concurrency; unless given, the number of clients present.
@@ -15,19 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...params import Params, choice, positive, threshold
-from ...types import Receipt, Update
-from ..base import Strategy
+from ...params import choice, positive, threshold
+from ..gradient_steps import GradientParams, GradientSteps
 from ..registry import register
 
 
 @dataclass(frozen=True)
-class DelayAdaptiveParams(Params):
+class DelayAdaptiveParams(GradientParams):
     """Hyper-parameters of delay-adaptive."""
 
     lr: float = positive(0.1, "eta, server step size")
     tau_c: float | None = threshold(None, "tau_C, largest staleness that keeps the full step; None: number of clients")
-    smoothness: float | None = positive(None, "L; None: 1/(4 lr)")
+    smoothness: float | None = positive(None, "L; None: 1/(4 lr)", only={"mode": ("scale",)})
     mode: str = choice("scale", ("scale", "drop"), "what happens to later arrivals")
 
 
@@ -38,18 +37,23 @@ class DelayAdaptiveParams(Params):
     optimum="biased",
     params=DelayAdaptiveParams,
 )
-class DelayAdaptive(Strategy):
+class DelayAdaptive(GradientSteps):
     """A late arrival takes a smaller step, or none."""
 
-    needs = ("gradient",)
     p: DelayAdaptiveParams
 
-    def _receive(self, update: Update, staleness: int) -> Receipt:
-        lr, tau_c = self.p.lr, self.n if self.p.tau_c is None else self.p.tau_c
-        if staleness > tau_c:
-            if self.p.mode == "drop":
-                return Receipt("rejected", staleness, f"staleness {staleness} exceeds tau_c={tau_c:g}")
-            smoothness = 1.0 / (4.0 * lr) if self.p.smoothness is None else self.p.smoothness
-            lr = min(lr, 1.0 / (4.0 * smoothness * staleness))
-        self.w.step(-lr, update.vectors["gradient"])
-        return self._applied(staleness)
+    @property
+    def _tau_c(self) -> float:
+        return self.n if self.p.tau_c is None else self.p.tau_c
+
+    def _rate(self, staleness: int) -> float:
+        lr = self.p.lr
+        if staleness <= self._tau_c:
+            return lr
+        if self.p.mode == "drop":
+            return 0.0
+        smoothness = 1.0 / (4.0 * lr) if self.p.smoothness is None else self.p.smoothness
+        return min(lr, 1.0 / (4.0 * smoothness * staleness))
+
+    def _reason(self, staleness: int) -> str:
+        return f"staleness {staleness} exceeds tau_c={self._tau_c:g}"

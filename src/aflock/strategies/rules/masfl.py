@@ -28,7 +28,7 @@ from ..registry import register
 class MasFlParams(ControlParams):
     """Hyper-parameters of masfl."""
 
-    smoothness: float = positive(1.0, "L, for the theorem's gamma")
+    smoothness: float = positive(1.0, "L, for the theorem's gamma", only={"gamma": (None,)})
 
 
 @register(

@@ -59,6 +59,18 @@ class Scaffold(Strategy):
             self._fold()
         return receipt
 
+    def _take(self, update: Update, staleness: int) -> Receipt:
+        receipt = super()._take(update, staleness)
+        if not receipt.rejected:
+            kernels.add(self.drift, 1.0, update.vectors["control"])
+        return receipt
+
+    def _step_if_due(self) -> None:
+        version = self.version
+        super()._step_if_due()
+        if self.version > version:
+            self._fold()
+
     def flush(self) -> bool:
         flushed = super().flush()
         if flushed:

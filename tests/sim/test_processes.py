@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from aflock.errors import AflockError
-from aflock.sim.desk import Desk, Full
 from aflock.sim.experiment import Experiment
 from aflock.sim.processes import Processes, WorkerDied
+from aflock.sim.shared_vectors import Desk, Full
 from aflock.sim.simulation import Simulation
 from aflock.sim.worker import Failed, WorkerTask, work
 

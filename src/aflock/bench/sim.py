@@ -21,10 +21,10 @@ from ..coordination.coordinator import Coordinator
 from ..data import Dataset, partition
 from ..local import Fixed, Trained, create
 from ..sim import delays
+from ..sim.client_training import Workshop
 from ..sim.engine import Engine
 from ..sim.executors import Executor, Inline, Order
 from ..sim.fleet import Fleet
-from ..sim.workshop import Workshop
 from ..system import threads
 from .turns import Contestant, Progress, Streak, aims, judged, machine, ratio, take_turns
 

@@ -29,8 +29,8 @@ import numpy as np
 from .. import state
 from ..errors import AflockError, InputError, StateError
 from ..events import Event
-from ..reports.board import Board
 from ..reports.figures import accuracy_figure, partition_figure
+from ..reports.tensorboard import Board
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Result, Simulation
 from ..system.files import locked, to_json, write_whole

@@ -24,10 +24,10 @@ from ..coordination.tally import Tally
 from ..errors import AflockError, VectorError
 from ..local import Memory
 from ..types import Job, Receipt, Update
+from .client_training import Workshop
 from .clock import Clock
 from .executors import Executor, Order
 from .fleet import Fleet
-from .workshop import Workshop
 
 
 @dataclass(slots=True)

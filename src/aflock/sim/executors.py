@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..local import Memory, Trained
 from ..types import Job
-from .workshop import Workshop
+from .client_training import Workshop
 
 
 class Order(NamedTuple):

@@ -12,9 +12,9 @@ from ..models.base import Model
 from ..strategies.base import Strategy
 from ..training import check_rate
 from . import delays
+from .client_training import Workshop
 from .experiment import Experiment, Named
 from .fleet import Fleet
-from .workshop import Workshop
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from multiprocessing.process import BaseProcess
 from ..errors import AflockError
 from ..local import Trained
 from ..system import threads
-from .desk import Desk, Full, folder
+from .client_training import Workshop
 from .executors import Executor, Order
 from .experiment import Experiment
+from .shared_vectors import Desk, Full, folder
 from .worker import Done, Failed, Ready, WorkerTask, main
-from .workshop import Workshop
 
 AHEAD = 2
 """Jobs a worker is given at a time: one to do, one to go on with."""

@@ -24,6 +24,7 @@ from ..errors import ParameterError, StateError
 from ..events import Event
 from ..system.threads import one_thread
 from ..types import Job, Receipt, State
+from .client_training import Workshop
 from .engine import Engine, Item, SimulatedClient
 from .executors import Executor, Inline, Order
 from .experiment import Experiment
@@ -31,7 +32,6 @@ from .fleet import FleetParams
 from .parts import assemble
 from .processes import Processes
 from .sampled import Sampled
-from .workshop import Workshop
 
 
 @dataclass(frozen=True)

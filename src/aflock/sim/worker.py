@@ -13,10 +13,10 @@ from ..errors import AflockError
 from ..local import Memory, Trained
 from ..system import threads
 from ..types import Job
-from .desk import Desk, Full, Slot
+from .client_training import Workshop
 from .experiment import Experiment
 from .parts import assemble
-from .workshop import Workshop
+from .shared_vectors import Desk, Full, Slot
 
 
 class WorkerTask(NamedTuple):

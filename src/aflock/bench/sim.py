@@ -21,7 +21,7 @@ from ..coordination.coordinator import Coordinator
 from ..data import Dataset, partition
 from ..local import Fixed, Trained, create
 from ..sim import delays
-from ..sim.client_training import Workshop
+from ..sim.client_training import ClientTraining
 from ..sim.engine import Engine
 from ..sim.executors import Executor, Inline, Order
 from ..sim.fleet import Fleet
@@ -96,18 +96,18 @@ def _dataset(problem: Problem, clients: int = CLIENTS, each: int = EACH) -> Data
     return Dataset("bench", x, y, x[:10], y[:10], problem.classes)
 
 
-def _workshop(problem: Problem, dataset: Dataset, needs: tuple[str, ...]) -> Workshop:
+def _training(problem: Problem, dataset: Dataset, needs: tuple[str, ...]) -> ClientTraining:
     shares = partition.create("iid", dataset, CLIENTS)
     model = models.create(problem.model, dataset, **dict(problem.params))
-    return Workshop(dataset, shares, model, create("sgd", eta_l=0.01), Fixed(problem.steps), BATCH, 0, needs)
+    return ClientTraining(dataset, shares, model, create("sgd", eta_l=0.01), Fixed(problem.steps), BATCH, 0, needs)
 
 
-def _engine(workshop: Any, executor: Executor, clients: int, w0: Any) -> Engine:
-    """A started federation around any workshop."""
+def _engine(training: Any, executor: Executor, clients: int, w0: Any) -> Engine:
+    """A started federation whose clients `training` trains."""
     strategy = strategies.create("fedbuff", clients=clients, buffer=BUFFER)
     coordinator = Coordinator(strategy, concurrency=FLIGHT)
     fleet = Fleet(clients, delays.create("exponential"))
-    engine = Engine(coordinator, fleet, workshop, executor, budget=Budget(uploads=0))
+    engine = Engine(coordinator, fleet, training, executor, budget=Budget(uploads=0))
     coordinator.start(w0)
     engine.plan()
     return engine
@@ -120,17 +120,17 @@ def _compare(problem: Problem, updates: int, rounds: int) -> dict[str, Any]:
     from . import bare
 
     dataset = _dataset(problem)
-    workshop = _workshop(problem, dataset, ("delta",))
+    training = _training(problem, dataset, ("delta",))
     module = bare.NETWORKS[problem.model]()
-    shelves = [(dataset.take(rows), dataset.train_y[rows]) for rows in workshop.partition.indices]
-    assert sum(p.numel() for p in module.parameters()) == workshop.model.length
-    ours = Simulated(_engine(workshop, Inline(workshop), CLIENTS, workshop.model.init(rng.stream(0, "w"))))
-    plain = bare.Bare(module, shelves, problem.shape, problem.steps, BATCH)
+    clients = [(dataset.take(rows), dataset.train_y[rows]) for rows in training.partition.indices]
+    assert sum(p.numel() for p in module.parameters()) == training.model.length
+    ours = Simulated(_engine(training, Inline(training), CLIENTS, training.model.init(rng.stream(0, "w"))))
+    plain = bare.TorchLoop(module, clients, problem.shape, problem.steps, BATCH)
     contestants: dict[str, Contestant] = {"aflock": ours, "bare": plain}
     if problem.model == "logistic":
-        contestants["numpy"] = bare.ByHand(shelves, problem.classes, problem.steps, BATCH)
+        contestants["numpy"] = bare.NumpyLoop(clients, problem.classes, problem.steps, BATCH)
     take_turns(contestants, rounds, {"*": updates})
-    found: dict[str, Any] = {"weights": workshop.model.length, "steps": problem.steps, "updates": updates}
+    found: dict[str, Any] = {"weights": training.model.length, "steps": problem.steps, "updates": updates}
     found |= {name: contestant.timing.describe() for name, contestant in contestants.items()}
     for name in ("bare", "numpy"):
         if name in contestants:
@@ -142,7 +142,7 @@ def _compare(problem: Problem, updates: int, rounds: int) -> dict[str, Any]:
 
 
 @dataclass
-class _Nowhere:
+class _NoTraining:
     """Clients without data."""
 
     needs: tuple[str, ...] = ("delta",)
@@ -159,7 +159,7 @@ class _Nowhere:
 def _alone(sizes: tuple[int, ...], updates: int, rounds: int) -> dict[str, Any]:
     length = 10
     contestants: dict[str, Contestant] = {
-        str(n): Simulated(_engine(_Nowhere(), Idle(length), n, np.zeros(length, np.float32))) for n in sizes
+        str(n): Simulated(_engine(_NoTraining(), Idle(length), n, np.zeros(length, np.float32))) for n in sizes
     }
     take_turns(contestants, rounds, {"*": updates})
     found = {}

@@ -26,7 +26,7 @@ Labels = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class FeatureScale:
     """What a model sees of stored integers: (x - shift) * factor, the same for all or one pair per channel."""
 
     shift: npt.NDArray[np.float32]
@@ -61,7 +61,7 @@ class Dataset:
     """What key 0, 1, ... is called."""
     vocabulary: int | None = field(default=None, repr=False)
     """How many kinds of tokens there are, where the examples are rows of tokens 0, 1, ..."""
-    scale: Scale | None = field(default=None, repr=False)
+    scale: FeatureScale | None = field(default=None, repr=False)
     """How stored integers become the numbers a model sees."""
     regression: bool = field(default=False, repr=False)
     """Whether the labels are numbers to be predicted instead of classes; `classes` is 1 then."""

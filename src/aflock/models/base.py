@@ -23,8 +23,11 @@ from .. import kernels
 from ..errors import CountError, VectorError
 from ..types import Accumulator, Vector
 
-Batch = npt.NDArray[Any]
+Inputs = npt.NDArray[Any]
 """B examples: (B, ...), float32; integers for a torch module that takes tokens."""
+
+Matrix = npt.NDArray[Any]
+"""float32, two axes: a layer's weights, or one row per example (activations, logits)."""
 
 Labels = npt.NDArray[Any]
 """B labels: integers, or what a loss function of one's own takes."""
@@ -66,14 +69,14 @@ class Model(ABC):
         """A fresh start vector, drawn from that stream alone."""
 
     @abstractmethod
-    def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """The mean loss of a batch; overwrites all of `out` with its gradient at w."""
 
-    def trusted_gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def trusted_gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """`gradient` in the inner loop of training: a model may trust its arguments to be what `gradient` demands."""
         return self.gradient(w, x, y, out)
 
-    def descend(self, w: Vector, x: Batch, y: Labels, rate: float, out: Vector) -> float:
+    def descend(self, w: Vector, x: Inputs, y: Labels, rate: float, out: Vector) -> float:
         """w <- w - rate*gradient; returns the loss. `out` is scratch memory; arguments are trusted."""
         loss = self.trusted_gradient(w, x, y, out)
         kernels.descend(w, np.float32(rate), out)
@@ -87,7 +90,7 @@ class Model(ABC):
         """Puts back what `get_buffers` gave."""
 
     @abstractmethod
-    def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:
+    def evaluate(self, w: Vector, x: Inputs, y: Labels) -> Evaluation:
         """Mean loss and accuracy over any number of examples."""
 
 
@@ -96,7 +99,7 @@ def features(dataset: DatasetLike) -> int:
     return math.prod(dataset.train_x.shape[1:])
 
 
-def chunks(x: Batch, y: Labels, size: int) -> Iterator[tuple[Batch, Labels]]:
+def chunks(x: Inputs, y: Labels, size: int) -> Iterator[tuple[Inputs, Labels]]:
     """The examples, at most `size` at a time."""
     return ((x[i : i + size], y[i : i + size]) for i in range(0, len(x), size))
 
@@ -121,7 +124,7 @@ def check_out(out: Vector, length: int) -> None:
         raise VectorError("out is read-only; expected a vector to write the gradient into")
 
 
-def check_examples(x: Batch, y: Labels, numbers: int | None, *, tokens: bool = False) -> None:
+def check_examples(x: Inputs, y: Labels, numbers: int | None, *, tokens: bool = False) -> None:
     """Raises unless x and y are the same number of examples, at least one, of that many float32 numbers each.
 
     With `tokens` the numbers may be integers, too.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..system.compiled import compiled
 from ..types import Vector
-from .base import Batch, Labels
+from .base import Labels, Matrix
 
 OUTSIDE = -1.0
 """Returned in place of a loss (which is never negative) when a label is not one of 0 .. classes-1."""
@@ -44,7 +44,7 @@ def _exponentials(row: Vector, b: Vector) -> tuple[np.float32, float]:
 
 
 @compiled()
-def cross_entropy(z: Batch, b: Vector, y: Labels, db: Vector) -> float:
+def cross_entropy(z: Matrix, b: Vector, y: Labels, db: Vector) -> float:
     """z <- dF/dz; db <- dF/db; returns F, or OUTSIDE before anything is changed."""
     count, classes = z.shape
     if not _inside(y, classes):
@@ -66,7 +66,7 @@ def cross_entropy(z: Batch, b: Vector, y: Labels, db: Vector) -> float:
 
 
 @compiled()
-def score(z: Batch, b: Vector, y: Labels) -> tuple[float, int]:
+def score(z: Matrix, b: Vector, y: Labels) -> tuple[float, int]:
     """The sum of the losses (or OUTSIDE) and how many rows have their largest entry at their label; z is used up."""
     count, classes = z.shape
     if not _inside(y, classes):
@@ -82,7 +82,7 @@ def score(z: Batch, b: Vector, y: Labels) -> tuple[float, int]:
 
 
 @compiled()
-def rectify(h: Batch, b: Vector) -> None:
+def rectify(h: Matrix, b: Vector) -> None:
     """h <- max(h + b, 0)."""
     for j in range(h.shape[0]):
         for k in range(h.shape[1]):
@@ -91,7 +91,7 @@ def rectify(h: Batch, b: Vector) -> None:
 
 
 @compiled()
-def rectify_back(d: Batch, h: Batch, db: Vector) -> None:
+def rectify_back(d: Matrix, h: Matrix, db: Vector) -> None:
     """d <- d where h > 0, else 0; db <- the sum of d's rows."""
     db[:] = 0.0
     for j in range(d.shape[0]):

@@ -36,7 +36,7 @@ Norm = Callable[[int], nn.Module]
 """The norm of that many channels."""
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions and a way around them."""
 
     def __init__(self, inputs: int, outputs: int, norm: Norm) -> None:
@@ -66,7 +66,7 @@ class Resnet18(nn.Module):
         self.conv = nn.Conv2d(shape[2], width, 3, padding=1, bias=False)
         self.norm = norm(width)
         widths = [width] + [width * 2**stage for stage in range(4) for _ in range(2)]
-        self.blocks = nn.Sequential(*(Block(a, b, norm) for a, b in pairwise(widths)))
+        self.blocks = nn.Sequential(*(ResidualBlock(a, b, norm) for a, b in pairwise(widths)))
         self.dense = nn.Linear(8 * width, classes)
         for part in self.modules():
             if isinstance(part, nn.Conv2d):

@@ -49,7 +49,7 @@ from torch.nn.parameter import is_lazy
 from .. import kernels
 from ..errors import InputError, ParameterError, VectorError
 from ..types import Accumulator, Vector
-from .base import Batch, Evaluation, Labels, Model, check_examples, check_out, check_vector, chunks
+from .base import Evaluation, Inputs, Labels, Model, check_examples, check_out, check_vector, chunks
 from .onednn import UnitStride, has_narrow
 
 Build = Callable[[], nn.Module]
@@ -145,7 +145,7 @@ class TorchModule(Model):
         self._fill(w, [*(p for _, p in _trainable(fresh)), *(buffer.tensor for buffer in buffers)])
         return w
 
-    def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """The mean loss in training mode; out <- its gradient, and (b - b')/rate for averaged buffers."""
         check_out(out, self.length)
         if out is self.weights or out is w:
@@ -154,7 +154,7 @@ class TorchModule(Model):
         self._write(gradients, out)
         return loss
 
-    def descend(self, w: Vector, x: Batch, y: Labels, rate: float, out: Vector) -> float:
+    def descend(self, w: Vector, x: Inputs, y: Labels, rate: float, out: Vector) -> float:
         """w <- w - rate*gradient; in place, without a flat gradient, where w is `weights`."""
         if w is not self.weights or self._averaged:
             return super().descend(w, x, y, rate, out)
@@ -164,7 +164,7 @@ class TorchModule(Model):
             torch._foreach_add_([p for p, _ in moved], [g for _, g in moved], alpha=-rate)
         return loss
 
-    def _autograd(self, w: Vector, x: Batch, y: Labels) -> tuple[float, Sequence[Tensor | None]]:
+    def _autograd(self, w: Vector, x: Inputs, y: Labels) -> tuple[float, Sequence[Tensor | None]]:
         """The loss and the gradient of every parameter."""
         self._load(w, x, y)
         self.module.train()
@@ -181,7 +181,7 @@ class TorchModule(Model):
         if self.rate is not None:
             out[self._trained :] = (self._before - self._after) / np.float32(self.rate)
 
-    def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:
+    def evaluate(self, w: Vector, x: Inputs, y: Labels) -> Evaluation:
         """Mean loss in evaluation mode; accuracy over all labels if y are classes (on axis 1), else NaN."""
         self._load(w, x, y)
         self.module.eval()
@@ -231,7 +231,7 @@ class TorchModule(Model):
 
     # --- the flat vector
 
-    def _load(self, w: Vector, x: Batch, y: Labels) -> None:
+    def _load(self, w: Vector, x: Inputs, y: Labels) -> None:
         check_vector("w", w, self.length)
         check_examples(x, y, self.features, tokens=True)
         self._check_labels(y)
@@ -281,7 +281,7 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.default_generator.set_state(state)
 
 
-def _seed_of(w: Vector, x: Batch, y: Labels) -> int:
+def _seed_of(w: Vector, x: Inputs, y: Labels) -> int:
     """A hash of some of the weights, the first example and the labels."""
     digest = hashlib.blake2b(w[:: 1 + w.size // 256].tobytes(), digest_size=8)
     digest.update(x[0].tobytes())

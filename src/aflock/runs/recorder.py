@@ -30,7 +30,7 @@ from .. import state
 from ..errors import AflockError, InputError, StateError
 from ..events import Event
 from ..reports.figures import accuracy_figure, partition_figure
-from ..reports.tensorboard import Board
+from ..reports.tensorboard import TensorBoardWriter
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Result, Simulation
 from ..system.files import locked, to_json, write_whole
@@ -53,7 +53,7 @@ class Recorder:
         self._every = experiment.section("checkpoint").every
         self._saved_at = 0
         self._due = False
-        self._board = Board(folder / "tensorboard") if tensorboard else None
+        self._tensorboard = TensorBoardWriter(folder / "tensorboard") if tensorboard else None
         self._files: dict[str, IO[str]] = {}
         self._lock: IO[str] | None = None
         self.simulation = Simulation(
@@ -71,8 +71,8 @@ class Recorder:
         self.simulation.close()
         if self._lock is not None:
             self._lock.close()
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
     # -- beginning, going on, ending --------------------------------------------------------------------------------
 
@@ -118,8 +118,8 @@ class Recorder:
             path = self.folder / f"{name}.jsonl"
             if path.exists():
                 os.truncate(path, length)
-        if self._board is not None:
-            self._board.forget_after(self.simulation.engine.tally.updates)
+        if self._tensorboard is not None:
+            self._tensorboard.forget_after(self.simulation.engine.tally.updates)
 
     def run(self, stop: Callable[[], bool]) -> Result | None:
         """To the end, or until `stop` says so: then it is saved, and there is no result yet."""
@@ -169,8 +169,8 @@ class Recorder:
         described = asdict(measurement)
         self._files["metrics"].write(to_json(described) + "\n")
         self._files["metrics"].flush()
-        if self._board is not None:
-            self._board.add(measurement.uploads, described)
+        if self._tensorboard is not None:
+            self._tensorboard.add(measurement.uploads, described)
 
     def _on_upload(self, simulation: Simulation) -> None:
         if simulation.strategy.version - self._saved_at >= self._every:

@@ -53,7 +53,7 @@ _LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass
-class Run:
+class RuleRun:
     """Where a rule went: its distance from the optimum, as a part of the initial one, after each 1/100 of it."""
 
     name: str
@@ -77,7 +77,7 @@ class Run:
         return self.final < REACHED
 
 
-def run(name: str, *, arrivals: int = ARRIVALS, seed: int = 0, **changes: Any) -> Run:
+def run(name: str, *, arrivals: int = ARRIVALS, seed: int = 0, **changes: Any) -> RuleRun:
     """Drives one rule through the federation; `changes` override its settings."""
     problem = Quadratics.random(CLIENTS, LENGTH, seed)
     settings = SETTINGS.get(name, {}) | changes
@@ -87,7 +87,7 @@ def run(name: str, *, arrivals: int = ARRIVALS, seed: int = 0, **changes: Any) -
     client_rule = local.create(rule, **options)
     w0 = np.full(LENGTH, 3.0, np.float32)
     start = float(np.linalg.norm(w0 - problem.optimum))
-    result, stalenesses, fast = Run(name, settings, arrivals), 0, 0
+    result, stalenesses, fast = RuleRun(name, settings, arrivals), 0, 0
     memories: list[local.Memory] = [{} for _ in range(CLIENTS)]
     coordinator.start(w0)
     for count, (now, job) in enumerate(_arrivals(coordinator, arrivals, seed)):
@@ -123,12 +123,12 @@ def _arrivals(coordinator: Coordinator, count: int, seed: int) -> Iterator[tuple
         yield now, job
 
 
-def describe(item: Run) -> dict[str, Any]:
+def describe(item: RuleRun) -> dict[str, Any]:
     """JSON values of a run."""
     return asdict(item) | {"final": item.final, "reached": item.reached, "threshold": REACHED}
 
 
-def table(runs: list[Run]) -> str:
+def table(runs: list[RuleRun]) -> str:
     """The result as text, nearest to the optimum first."""
     lines = [
         f"{CLIENTS} clients, half of them {SLOWDOWN:g}x slower and with other data; {runs[0].arrivals} reports each.",

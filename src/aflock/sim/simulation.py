@@ -24,7 +24,7 @@ from ..errors import ParameterError, StateError
 from ..events import Event
 from ..system.threads import one_thread
 from ..types import Job, Receipt, State
-from .client_training import Workshop
+from .client_training import ClientTraining as Workshop
 from .engine import Engine, Item, SimulatedClient
 from .executors import Executor, Inline, Order
 from .experiment import Experiment

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...errors import InputError
 from ...params import Params, switch
 from ...types import State
-from ..base import Dataset, Scale
+from ..base import Dataset, FeatureScale
 
 Pixels = npt.NDArray[np.uint8]
 """(images, height, width) or (images, height, width, channels)."""
@@ -57,12 +57,12 @@ def dataset(name: str, kept: State, classes: int, standardise: bool) -> Dataset:
     return Dataset(name, *parts, classes=classes, scale=_standard(kept) if standardise else _plain())
 
 
-def _plain() -> Scale:
-    return Scale(np.zeros(1, np.float32), np.array([1 / WHITE], np.float32))
+def _plain() -> FeatureScale:
+    return FeatureScale(np.zeros(1, np.float32), np.array([1 / WHITE], np.float32))
 
 
-def _standard(kept: State) -> Scale:
+def _standard(kept: State) -> FeatureScale:
     count = kept["train_x"].size // len(kept["sums"])
     mean = kept["sums"] / count
     deviation = np.sqrt(kept["squares"] / count - mean**2)
-    return Scale(mean.astype(np.float32), (1 / np.where(deviation > 0, deviation, 1)).astype(np.float32))
+    return FeatureScale(mean.astype(np.float32), (1 / np.where(deviation > 0, deviation, 1)).astype(np.float32))

@@ -38,7 +38,7 @@ class UniformParams(Params):
 
 
 @register("uniform", description="uniform between two durations", params=UniformParams)
-class Uniform(Delay):
+class UniformDelay(Delay):
     """F^-1(u) = low + u*(high - low)."""
 
     p: UniformParams

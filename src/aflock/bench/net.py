@@ -49,15 +49,15 @@ def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
     """A durable federation: its port, the clients' tokens and its process."""
     from ..net.identity import members
 
-    with tempfile.TemporaryDirectory(prefix="aflock-bench-", dir=_roomy()) as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="aflock-bench-", dir=_folder()) as name:
+        folder = Path(name)
         document = (
             f'[strategy]\nname = "fedbuff"\nbuffer = 10\n[model]\nname = "vector"\nlength = {length}\n'
             f"[federation]\nclients = 1\n[server]\nport = 0\nrate = 1e6\nlease = 3600\n"
         )
         write_whole(folder / "federation.toml.in", document)
         tokens = [members.invite(folder, f"c{k}") for k in range(clients)]
-        command = ["-m", "aflock", "serve", str(folder / "federation.toml.in"), "--data-dir", place, "--http"]
+        command = ["-m", "aflock", "serve", str(folder / "federation.toml.in"), "--data-dir", name, "--http"]
         with _process([*command, "--log-level", "warning"]) as process:
             port = _port(folder / "address.json", process)
             yield port, tokens, process.pid
@@ -66,8 +66,8 @@ def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
 @contextmanager
 def _bare(kind: str) -> Iterator[tuple[int, int]]:
     """A yardstick: its port and its process."""
-    with tempfile.TemporaryDirectory(prefix="aflock-bench-") as place:
-        file = Path(place) / "address.json"
+    with tempfile.TemporaryDirectory(prefix="aflock-bench-") as name:
+        file = Path(name) / "address.json"
         with _process(["-m", "aflock.bench.endpoint", str(file), kind]) as process:
             yield _port(file, process), process.pid
 
@@ -98,8 +98,8 @@ def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
     raise RuntimeError("the server did not start")
 
 
-def _roomy() -> str:
-    """Journals are to be on a disk, not in memory: beside the package or in the temporary folder."""
+def _folder() -> str:
+    """Where the data folders go: AFLOCK_BENCH_DIR, for machines whose temporary folder is in memory, not on a disk."""
     return os.environ.get("AFLOCK_BENCH_DIR", tempfile.gettempdir())
 
 
@@ -268,7 +268,7 @@ def _cpu(pid: int) -> float:
 
 
 def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
-    """The whole measurement; `quick` shrinks it to a look and says so in the report."""
+    """The whole measurement; `quick` makes it smaller, and the report says so."""
     need("uvicorn", extra="dev", what="a yardstick of this benchmark")
     rounds = 2 if quick else ROUNDS
     report: dict[str, Any] = {"quick": quick, "machine": machine(), "sizes": []}
@@ -297,7 +297,7 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
 def table(report: dict[str, Any]) -> str:
     """The report as text."""
     now = report["machine"]
-    quick = "; QUICK: a look, not a measurement" if report["quick"] else ""
+    quick = "; QUICK: fewer repeats, not precise enough to compare" if report["quick"] else ""
     lines = [
         f"loopback, clients and server on the same {now['cores']} cores; load {now['load']:.2f} before, "
         f"{now['load_after']:.2f} after{quick}",

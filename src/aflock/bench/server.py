@@ -188,7 +188,7 @@ def table(report: dict[str, Any]) -> str:
     machine = report["machine"]
     lines = [
         f"{report['length']} weights, {report['clients']} clients, one thread; load {machine['load']:.2f} on "
-        f"{machine['cores']} cores{'; QUICK: a look, not a measurement' if report['quick'] else ''}",
+        f"{machine['cores']} cores{'; QUICK: fewer repeats, not precise enough to compare' if report['quick'] else ''}",
         "",
         f"{'one arrival':<30}{'us':>10}{'  (quartiles)':<20}{'of ace':>8}{'GB/s':>8}",
     ]

@@ -188,7 +188,7 @@ def _apart(*arguments: str) -> dict[str, Any]:
 
 
 def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
-    """The whole measurement; `quick` shrinks it to a look and says so in the report."""
+    """The whole measurement; `quick` makes it smaller, and the report says so."""
     shrink, rounds = (10, 2) if quick else (1, ROUNDS)
     report: dict[str, Any] = {"quick": quick, "machine": machine(), "models": {}}
     with threads.one_thread():
@@ -234,7 +234,7 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
 def table(report: dict[str, Any]) -> str:
     """The report as text."""
     now = report["machine"]
-    quick = "; QUICK: a look, not a measurement" if report["quick"] else ""
+    quick = "; QUICK: fewer repeats, not precise enough to compare" if report["quick"] else ""
     lines = [
         f"one thread, CPU time per update; load {now['load']:.2f} before, {now['load_after']:.2f} after, on "
         f"{now['cores']} cores{quick}",

@@ -61,7 +61,7 @@ def info_text(described: dict[str, Any]) -> str:
         lines += [f"      {source}" for source in supply["sources"]]
         lines.append(f"    kept as {supply['path']}" if supply["bytes"] else "    not here yet")
         if supply["bytes"]:
-            checked = "checked" if supply["checked"] else "not checked, nobody knew what to expect"
+            checked = "checked" if supply["checked"] else "not checked: no checksum is known"
             lines.append(
                 f"      {_size(supply['bytes'])} from {supply['source']}, sha256 {supply['sha256']}, {checked}"
             )

@@ -63,8 +63,8 @@ CHUNK = 512
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where one tensor lies in the flat vector."""
+class _Segment:
+    """The part of the flat vector that one tensor is a view of."""
 
     start: int
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ class TorchModule(Model):
 
     def _move_in(self, tensors: list[Tensor]) -> None:
         """Makes the tensors views of `weights`, at the values they have."""
-        self._places = list(_placed(tensors))
+        self._segments = list(_laid_out(tensors))
         self.length = sum(tensor.numel() for tensor in tensors)
         self.weights: Vector = kernels.zeros(self.length, np.float32)
         self._fill(self.weights, tensors)
@@ -174,7 +174,7 @@ class TorchModule(Model):
         return float(loss.detach()), gradients
 
     def _write(self, gradients: Sequence[Tensor | None], out: Vector) -> None:
-        if out is not self._out:  # the views are kept: whoever calls mostly calls with the same vector again
+        if out is not self._out:  # the views are kept: a trainer passes the same vector at every step
             self._out, self._gradients = out, self._views(out)
         for view, gradient in zip(self._gradients, gradients, strict=False):
             view.zero_() if gradient is None else view.copy_(gradient)
@@ -240,7 +240,7 @@ class TorchModule(Model):
 
     def _views(self, v: Vector) -> list[Tensor]:
         flat = torch.from_numpy(v)
-        return [place.of(flat) for place in self._places]
+        return [segment.of(flat) for segment in self._segments]
 
     def _fill(self, v: Vector, tensors: list[Tensor]) -> None:
         for view, tensor in zip(self._views(v), tensors, strict=True):
@@ -272,7 +272,7 @@ class TorchModule(Model):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Inside, torch draws from that seed; afterwards it goes on as if nothing had been drawn."""
+    """Inside, torch draws from that seed; afterwards its global generator has the state it had before."""
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -282,7 +282,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _seed_of(w: Vector, x: Inputs, y: Labels) -> int:
-    """A hash of some of the weights, the first example and the labels."""
+    """A hash of about 256 weights, the first example and the labels; a hash of everything would take too long."""
     digest = hashlib.blake2b(w[:: 1 + w.size // 256].tobytes(), digest_size=8)
     digest.update(x[0].tobytes())
     digest.update(y.tobytes())
@@ -314,10 +314,11 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
 
-def _placed(tensors: Iterable[Tensor]) -> Iterator[_Place]:
+def _laid_out(tensors: Iterable[Tensor]) -> Iterator[_Segment]:
     start = 0
     for tensor in tensors:
-        yield _Place(start, tuple(tensor.shape), torch.empty_like(tensor).stride())
+        # empty_like drops gaps and overlaps (an expanded tensor), but keeps the memory format
+        yield _Segment(start, tuple(tensor.shape), torch.empty_like(tensor).stride())
         start += tensor.numel()
 
 

@@ -47,10 +47,10 @@ def key(dataset: Dataset, clients: int, params: KeyParams, draws: np.random.Gene
 def _packed(sizes: Integers, clients: int, draws: np.random.Generator) -> Integers:
     """The client of each key."""
     keys = draws.permutation(len(sizes))
-    heap = [(0, place) for place in range(clients)]
+    heap = [(0, client) for client in range(clients)]
     owners = np.empty(len(sizes), np.int64)
     for key_ in keys[np.argsort(-sizes[keys], kind="stable")]:
-        held, place = heap[0]
-        owners[key_] = place
-        heapq.heapreplace(heap, (held + int(sizes[key_]), place))
+        held, client = heap[0]
+        owners[key_] = client
+        heapq.heapreplace(heap, (held + int(sizes[key_]), client))
     return draws.permutation(clients)[owners]

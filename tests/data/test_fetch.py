@@ -389,7 +389,7 @@ def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_damaged_file_is_named() -> None:
     cache.folder().mkdir()
     cache.file_of("x").write_bytes(b"nonsense")
-    with pytest.raises(StateError, match=r"x\.safetensors is not a state .*; delete the file, and aflock makes it again"):
+    with pytest.raises(StateError, match=r"x\.safetensors is not a state .*; delete the file, and aflock makes it"):
         cache.kept("x", dict)
 
 

@@ -31,7 +31,7 @@ from .. import strategies
 from ..system.files import write_whole
 from ..system.optional import need
 from .load import Following, Headers, LoadTally, call
-from .turns import Progress, aims, judged, machine
+from .turns import Progress, aims, judged, machine, quick_note
 
 ROUNDS = 5
 _LARGE = 1_000_000
@@ -297,10 +297,9 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
 def table(report: dict[str, Any]) -> str:
     """The report as text."""
     now = report["machine"]
-    quick = "; QUICK: fewer repeats, not precise enough to compare" if report["quick"] else ""
     lines = [
         f"loopback, clients and server on the same {now['cores']} cores; load {now['load']:.2f} before, "
-        f"{now['load_after']:.2f} after{quick}",
+        f"{now['load_after']:.2f} after{quick_note(report)}",
         "",
         f"{'':>53}times bare ASGI   times bare  server CPU per request, us   bodies",
         f"{'update, bytes':>14}{'clients':>9}{'updates/s':>11}{'MB/s':>8}     (least - most)       protocol  "

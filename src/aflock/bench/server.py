@@ -14,7 +14,7 @@ import numpy as np
 from .. import kernels, rng, strategies
 from ..strategies.base import Strategy
 from ..types import Update, Vector
-from .turns import Contestant, Progress, aims, judged, machine, take_turns
+from .turns import Contestant, Progress, aims, judged, machine, quick_note, take_turns
 
 LARGE, SMALL = 1_200_000, 7_850
 CLIENTS, MANY = 100, 1_000
@@ -188,7 +188,7 @@ def table(report: dict[str, Any]) -> str:
     machine = report["machine"]
     lines = [
         f"{report['length']} weights, {report['clients']} clients, one thread; load {machine['load']:.2f} on "
-        f"{machine['cores']} cores{'; QUICK: fewer repeats, not precise enough to compare' if report['quick'] else ''}",
+        f"{machine['cores']} cores{quick_note(report)}",
         "",
         f"{'one arrival':<30}{'us':>10}{'  (quartiles)':<20}{'of ace':>8}{'GB/s':>8}",
     ]

@@ -26,7 +26,7 @@ from ..sim.engine import Engine
 from ..sim.executors import Executor, Inline, Order
 from ..sim.fleet import Fleet
 from ..system import threads
-from .turns import Contestant, Progress, Streak, aims, judged, machine, ratio, take_turns
+from .turns import Contestant, Progress, Streak, aims, judged, machine, quick_note, ratio, take_turns
 
 CLIENTS, FLIGHT, BUFFER, BATCH, EACH, ROUNDS = 100, 20, 10, 50, 120, 5
 
@@ -234,10 +234,9 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
 def table(report: dict[str, Any]) -> str:
     """The report as text."""
     now = report["machine"]
-    quick = "; QUICK: fewer repeats, not precise enough to compare" if report["quick"] else ""
     lines = [
         f"one thread, CPU time per update; load {now['load']:.2f} before, {now['load_after']:.2f} after, on "
-        f"{now['cores']} cores{quick}",
+        f"{now['cores']} cores{quick_note(report)}",
         "",
         f"{'model':<12}{'weights':>12}{'K':>4}{'aflock, us':>14}{'bare, us':>14}   times bare (least - most)",
     ]

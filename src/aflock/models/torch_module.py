@@ -22,7 +22,8 @@ gradient moves them, the forward pass does. `buffers` says what becomes of them.
 
                `rate` is the local rule's eta_l. A server that averages models or deltas averages the buffers; one that
                follows gradients with its step lr moves them by lr/rate of the way, so lr = eta_l is one moving average
-               over all clients. A rule whose step is no multiple of g (momentum, Adam) needs `settle(x)` after it.
+               over all clients. A local rule whose step is not rate*g (momentum, Adam) would not carry b': `training.check_rate`
+               refuses it.
 
 Buffers that are not float (batch norm's count of batches) cannot be averaged and stay local under both. Buffers outside
 the saved state (persistent=False: masks, position tables) are constants.
@@ -210,11 +211,6 @@ class TorchModule(Model):
             part = torch.tensor(values[start : start + size]).reshape(buffer.tensor.shape)
             buffer.tensor.detach().copy_(part)
             start += size
-
-    def settle(self, x: Vector) -> None:
-        """Writes b' of the last `gradient` into x, for local rules whose step is not x - rate*g."""
-        check_out(x, self.length)
-        x[self._trained :] = self._after
 
     @contextmanager
     def _buffers_put_back(self) -> Iterator[None]:

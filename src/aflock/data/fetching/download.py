@@ -83,7 +83,7 @@ def _append(url: str, part: Path, name: str, meter: DownloadProgress) -> None:
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
         with meter.watch(name, have, total) as advance:
-            # read1 returns what has arrived, without waiting for a whole block: a broken connection loses no byte of it.
+            # read1 returns what has arrived, without waiting for a whole block: a broken connection loses none of it.
             while block := answer.read1(_BLOCK):
                 file.write(block)
                 advance(len(block))

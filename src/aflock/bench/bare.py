@@ -1,8 +1,8 @@
 """The yardsticks of `aflock bench sim`: plain loops that do the same gradient steps with no federation around them.
 
 "Bare" is PyTorch as one would write it: one persistent module, autograd, torch.optim.SGD, slices of tensors in memory,
-channels first. "By hand" is softmax regression in NumPy. Batches come from random clients, as in a federation: memory
-is as cold for these loops as for it.
+channels first. "By hand" is softmax regression in NumPy. Batches come from random clients, as in a federation: the
+caches are as cold for these loops as for it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Lstm(nn.Module):
         self.dense = nn.Linear(100, 80)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The last step decides."""
+        """Logits from the output of the last step."""
         steps, _ = self.lstm(self.embedding(x))
         logits: Tensor = self.dense(steps[:, -1])
         return logits

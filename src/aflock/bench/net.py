@@ -107,7 +107,7 @@ def _folder() -> str:
 
 
 def _client(token: str, body: memoryview, until: Callable[[], bool]) -> Following:
-    """Hello, a job, then update after update."""
+    """A client: sends hello, pulls a job, then sends update after update."""
     to = f"Host: x\r\nAuthorization: Bearer {token}\r\n"
     hello = f"POST /v1/hello HTTP/1.1\r\n{to}Content-Length: 0\r\n\r\n".encode()
     pull = f"GET /v1/job?wait=10 HTTP/1.1\r\n{to}\r\n".encode()
@@ -140,7 +140,7 @@ def _poster(body: memoryview, until: Callable[[], bool]) -> Following:
 
 
 def _round(port: int, made: Callable[[Callable[[], bool]], list[Following]], seconds: float) -> tuple[LoadTally, float]:
-    """So many seconds of load; what came back, and how long it took."""
+    """Runs so many seconds of load; returns the answers and how long they took."""
     begun = time.perf_counter()
     tally: LoadTally = _run(call(port, made(lambda: time.perf_counter() - begun > seconds)))
     return tally, time.perf_counter() - begun
@@ -166,7 +166,7 @@ class _Rounds:
         self.cpu: list[float] = []
 
     def round(self, seconds: float) -> None:
-        """So many seconds of load."""
+        """Runs so many seconds of load."""
         before = _cpu(self.pid)
         tally, took = _round(self._port, self._made, seconds)
         if tally.refused:
@@ -218,7 +218,7 @@ def _throughput(length: int, clients: int, seconds: float, rounds: int, base: in
 
 
 def _base() -> int:
-    """What a server takes that has next to nothing to keep."""
+    """Memory of a server with a tiny model."""
     body = np.full(100, 1e-6, np.float32).view(np.uint8).data
     with _server(100, 4) as (port, tokens, pid):
         _round(port, lambda until: [_client(t, body, until) for t in tokens], 1.0)
@@ -226,14 +226,14 @@ def _base() -> int:
 
 
 def _kept(length: int) -> int:
-    """What the rule keeps of its own, and the model as it is sent."""
+    """Memory of the rule's own state, and of the model as it is sent."""
     rule = strategies.create("fedbuff", 1)
     rule.open(np.zeros(100, np.float32))
     return (rule.nbytes + 400) * length // 100
 
 
 def _idle(clients: int, seconds: float) -> dict[str, Any]:
-    """Clients that wait for a job nobody gives: what they cost while nothing happens."""
+    """CPU time of a server whose clients all wait for a job that none gets."""
     with _server(100, 1) as (port, _, pid):
         found: dict[str, Any] = _run(_wait_about(port, pid, clients, seconds))
     return found
@@ -289,7 +289,7 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
         rows.append((f"{size['bytes']:,} bytes, times bare ASGI", size["ratio"], ">=", aim))
     rows.append(("31 kB updates/s", report["sizes"][0]["updates_per_s"], ">=", 5_000))
     rows.append((f"{report['idle']['clients']} idle clients, share of a core", report["idle"]["share"], "<=", 0.05))
-    if len(report["sizes"]) > 2:  # where a body is far more than what else varies
+    if len(report["sizes"]) > 2:  # only bodies far larger than the other variations of memory
         rows.append(("45 MB: bodies in memory", round(report["sizes"][2]["bodies_in_memory"], 1), "<=", 3.0))
     return judged(rows)
 

@@ -1,4 +1,4 @@
-"""What simulation costs: against plain loops that do the same steps, and of itself.
+"""What simulation costs: against plain loops that make the same steps, and the engine alone.
 
 One thread, CPU time per update, five rounds in turns; a ratio is the median of the five quotients, with the least and
 the most beside it. Above 1 the simulator is faster than the yardstick.
@@ -55,7 +55,7 @@ PROBLEMS = (
 
 
 class Simulated(Streak):
-    """A federation that trains: FedBuff with a buffer of 10, 20 of 100 clients in flight, exponential durations."""
+    """A federation that trains: FedBuff with a buffer of 10, 20 open jobs for 100 clients, exponential durations."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -73,14 +73,14 @@ class Idle(Executor):
         self._done = Trained({"delta": np.full(length, 1e-6, np.float32)}, 1)
 
     def submit(self, order: Order) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def result(self, order: Order) -> Trained:
-        """Always the same."""
+        """Returns the ready-made vector."""
         return self._done
 
     def cancel(self, order: Order) -> None:
-        """Nothing to stop."""
+        """Does nothing."""
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------

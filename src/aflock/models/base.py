@@ -1,9 +1,9 @@
-"""What every model is: a loss and its gradient as functions of one flat float32 vector.
+"""The interface of every model: a loss and its gradient as functions of one flat float32 vector.
 
     F(w; batch) = (1/B) sum_j loss(w; x_j, y_j)            gradient(w, x, y, out):   out <- grad F,  returns F
                                                            evaluate(w, x, y):        F and the accuracy on a test set
 
-A model holds no weights: whoever calls owns w, and the same model object serves every client. Both functions depend on
+A model holds no weights: the caller owns w, and the same model object serves every client. Both functions depend on
 their arguments alone (same arguments, same bits, in any process). `gradient` keeps its scratch memory between calls and
 allocates nothing of size d. Examples come as the rows of a float32 array, of any shape; labels as integers 0, 1, ...
 """
@@ -35,7 +35,7 @@ Labels = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How good a model is on some examples: the mean loss, and the share it classifies right."""
+    """The mean loss of a model on some examples, and the share of them that it classifies right."""
 
     loss: float
     accuracy: float
@@ -58,15 +58,15 @@ class Model(ABC):
 
     length: int
     weights: Vector | None = None
-    """Where the model likes w to be: calls with this very vector save a copy."""
+    """The memory in which the model needs w (a torch module); calls that pass this very vector save a copy."""
     torch_order: ClassVar[bool] = True
-    """Whether w is what the parameters of the natural `nn.Module` are, one after the other."""
+    """Whether w has the order of the parameters of the equivalent `nn.Module`, one after the other."""
     buffers: int = 0
-    """How many numbers beside w stay with every client (batch norm's, if they are to be local)."""
+    """How many numbers besides w every client keeps (batch norm's, with buffers="local")."""
 
     @abstractmethod
     def init(self, draws: np.random.Generator) -> Vector:
-        """A fresh start vector, drawn from that stream alone."""
+        """A new initial model, drawn from that stream alone."""
 
     @abstractmethod
     def gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
@@ -83,11 +83,11 @@ class Model(ABC):
         return loss
 
     def get_buffers(self) -> Accumulator:
-        """The numbers that stay with the client."""
+        """The numbers besides w that the client keeps."""
         return np.zeros(0)
 
     def set_buffers(self, values: Accumulator) -> None:
-        """Puts back what `get_buffers` gave."""
+        """Restores what `get_buffers` returned."""
 
     @abstractmethod
     def evaluate(self, w: Vector, x: Inputs, y: Labels) -> Evaluation:

@@ -2,7 +2,7 @@
 
     F(w) = -(1/B) sum_j log softmax(z_j)[y_j] + (weight_decay/2) * |w|^2,    z_j the model's logits for x_j
 
-Weight decay pulls on every weight, biases included, which makes softmax regression strongly convex. It belongs to the
+Weight decay acts on every weight, biases included, which makes softmax regression strongly convex. It belongs to the
 loss that is trained, not to the loss that `evaluate` reports.
 """
 
@@ -29,7 +29,7 @@ class ScratchRows:
         self._view = self._all
 
     def __call__(self, count: int) -> Matrix:
-        """The first `count` rows, whatever is in them."""
+        """The first `count` rows; they are not initialised."""
         if len(self._view) != count:
             if len(self._all) < count:
                 self._all = np.empty((count, self._all.shape[1]), np.float32)

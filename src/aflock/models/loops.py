@@ -1,11 +1,11 @@
 """The fused loops between the matrix products: bias, ReLU, softmax and cross entropy, each in one pass.
 
-For a batch of B rows z_j (what the last matrix product gave), biases b and labels y_j:
+For a batch of B rows z_j (the result of the last matrix product), biases b and labels y_j:
 
     p_j = softmax(z_j + b),   F = -(1/B) sum_j log p_j[y_j],   dF/dz_j = (p_j - onehot(y_j))/B,   dF/db = sum_j dF/dz_j
 
 In NumPy these are ten calls of a microsecond or two each, as much as the matrix products of a small model. The loops
-work in place, allocate nothing and let NaN through.
+work in place, allocate nothing and pass NaN on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..types import Vector
 from .base import Labels, Matrix
 
 OUTSIDE = -1.0
-"""Returned in place of a loss (which is never negative) when a label is not one of 0 .. classes-1."""
+"""Returned instead of a loss (which is never negative) when a label is not one of 0 .. classes-1."""
 
 
 @compiled()
@@ -67,7 +67,7 @@ def cross_entropy(z: Matrix, b: Vector, y: Labels, db: Vector) -> float:
 
 @compiled()
 def score(z: Matrix, b: Vector, y: Labels) -> tuple[float, int]:
-    """The sum of the losses (or OUTSIDE) and how many rows have their largest entry at their label; z is used up."""
+    """The sum of the losses (or OUTSIDE) and how many rows have their largest entry at their label; overwrites z."""
     count, classes = z.shape
     if not _inside(y, classes):
         return OUTSIDE, 0

@@ -7,10 +7,10 @@ The trainable parameters are views of one flat vector, `weights`, whose memory N
 by one copy into it, and gradients are written straight into views of `out`. Each parameter keeps the memory format it
 came with (channels-last, say); for contiguous ones the flat order is torch's `parameters_to_vector`. Frozen parameters
 (requires_grad=False) are constants of the module: not in the vector, not drawn. torch's global random state is never
-moved; dropout draws from a hash of (w, x, y), so that a gradient depends on its arguments alone, in every process.
+changed; dropout draws from a hash of (w, x, y), so that a gradient depends on its arguments alone, in every process.
 
-Buffers that belong to the module's saved state, such as the running mean and variance of batch norm, are no weights: no
-gradient moves them, the forward pass does. `buffers` says what becomes of them.
+Buffers that belong to the module's saved state, such as the running mean and variance of batch norm, are no weights:
+the forward pass changes them, no gradient does. `buffers` says how they are treated.
 
     refuse     (default) a module that has any is an error
     local      they stay with the client: `set_buffers` before its job, `get_buffers` after. Nothing of them is sent;
@@ -22,8 +22,8 @@ gradient moves them, the forward pass does. `buffers` says what becomes of them.
 
                `rate` is the local rule's eta_l. A server that averages models or deltas averages the buffers; one that
                follows gradients with its step lr moves them by lr/rate of the way, so lr = eta_l is one moving average
-               over all clients. A local rule whose step is not rate*g (momentum, Adam) would not carry b': `training.check_rate`
-               refuses it.
+               over all clients. A local rule whose step is not rate*g (momentum, Adam) would not carry b', and
+               `training.check_rate` refuses it.
 
 Buffers that are not float (batch norm's count of batches) cannot be averaged and stay local under both. Buffers outside
 the saved state (persistent=False: masks, position tables) are constants.
@@ -76,7 +76,7 @@ class _Segment:
 
 
 class _Buffer:
-    """One buffer of a module, wherever it is: some modules move theirs in place, some put another tensor there."""
+    """One buffer of a module, by name: some modules change its tensor in place, some assign another tensor."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         path, _, self._attribute = name.rpartition(".")
@@ -89,7 +89,7 @@ class _Buffer:
         return tensor
 
     def reclaim(self) -> None:
-        """Brings the present value back into the tensor that was there at first."""
+        """Copies the present value into the original tensor, a view of `weights`, and assigns that again."""
         if self.tensor is not self._own:
             self._own.copy_(self.tensor.detach())
             setattr(self._owner, self._attribute, self._own)
@@ -137,7 +137,7 @@ class TorchModule(Model):
         self._gradients: list[Tensor] = []
 
     def init(self, draws: np.random.Generator) -> Vector:
-        """The weights of a module built from that stream; those the module came with if it was no function."""
+        """The weights of a module built from that stream; those the module came with if it was given as it is."""
         if self._build is None:
             return self._start.copy()
         fresh = _built(self._build, int(draws.integers(2**63)))
@@ -202,7 +202,7 @@ class TorchModule(Model):
         return np.concatenate([np.zeros(0), *parts])
 
     def set_buffers(self, values: Accumulator) -> None:
-        """Puts back what `get_buffers` gave."""
+        """Restores what `get_buffers` returned."""
         sizes = [buffer.tensor.numel() for buffer in self._kept]
         if np.shape(values) != (sum(sizes),):
             raise VectorError(f"the buffers have the shape {np.shape(values)}; expected ({sum(sizes)},)")
@@ -214,7 +214,7 @@ class TorchModule(Model):
 
     @contextmanager
     def _buffers_put_back(self) -> Iterator[None]:
-        """Inside, the averaged buffers move from b to b'; afterwards b' is known and the module has b again."""
+        """Inside, the forward pass changes the averaged buffers from b to b'; afterwards the module has b again."""
         now = self.weights[self._trained :]
         self._before[:] = now
         try:
@@ -294,7 +294,7 @@ def _built(build: Build, seed: int) -> nn.Module:
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:
-    """A tensor on the array's own memory, or on a copy where torch would complain; integers as int64."""
+    """A tensor on the array's own memory, or on a copy if that is read-only or not contiguous; integers as int64."""
     if array.dtype.kind in "iu":
         array = array.astype(np.int64, copy=False)
     return torch.from_numpy(array if array.flags.c_contiguous and array.flags.writeable else array.copy())

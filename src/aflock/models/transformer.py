@@ -2,7 +2,7 @@
 
     tokens (B, T) -> encoder of the checkpoint -> its classification head
 
-The checkpoint is a folder, an installed package that carries one, or a name on the hub (DistilBERT, BERT, MiniLM ...).
+The checkpoint is a folder, an installed package that contains one, or a name on the hub (DistilBERT, BERT, MiniLM ...).
 Tokens come from the dataset (20newsgroups with representation = "tokens" and the checkpoint's tokenizer); padding is
 masked. The start is the checkpoint's weights and a head drawn from the seed; dropout draws from the batch, as in
 torch_module.py.

@@ -1,8 +1,9 @@
-"""Who reaches the optimum: every rule on one federation whose fast clients want another one than its slow ones.
+"""Which rules reach the optimum: every rule on one federation whose fast and slow clients have different optima.
 
-Half of the clients is eight times as fast as the other half and pulls the model its way; who corrects for that reaches
-the optimum of all clients, who does not stops short of it. The clients are quadratics, so the optimum is known. All
-rules see the same clients, speeds and durations. Time is virtual: an event queue ordered by (time, sequence).
+Half of the clients is eight times as fast as the other half, so the model moves towards their optimum. A rule that
+corrects for that reaches the optimum of all clients; one that does not ends nearer to that of the fast ones. The
+clients are quadratics, so the optimum is known. All rules get the same clients, speeds and durations. Time is virtual:
+an event queue ordered by (time, sequence).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..types import Job, Update, Vector
 CLIENTS, LENGTH, SLOWDOWN, ARRIVALS = 12, 20, 8.0, 10_000
 STEP = 0.05
 REACHED = 0.02
-"""A final distance below this part of the initial one counts as the optimum; who misses it ends far above."""
+"""A final distance below this part of the initial one counts as the optimum; rules that miss it end far above."""
 
 _MOMENTUM: dict[str, Any] = {"buffer": 3, "beta": 0.3}
 
@@ -54,7 +55,7 @@ _LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class RuleRun:
-    """Where a rule went: its distance from the optimum, as a part of the initial one, after each 1/100 of it."""
+    """One rule's run: its distance from the optimum, as a part of the initial one, after each 1/100 of the arrivals."""
 
     name: str
     settings: dict[str, Any]

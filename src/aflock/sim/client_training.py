@@ -1,7 +1,7 @@
 """Trains simulated clients. A job is a pure function: the same job, number and memory give the same bits anywhere.
 
 A client's examples are shuffled once and kept in one block. A job starts at a random offset in it and takes its batches
-one after the other, around the end: within a job no example comes twice before all have come, every example is as
+one after the other, around the end: within a job no example is used twice before all were used, every example is as
 likely as any other, and a batch is a slice, not a copy. The offset depends on the seed, the client and the number of
 the job alone.
 """

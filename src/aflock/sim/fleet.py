@@ -27,7 +27,7 @@ _SPEED, _JOB, _LOSS, _ROLE, _STRETCH = range(5)
 
 @dataclass(frozen=True)
 class FleetParams(Params):
-    """What distinguishes the clients of a federation."""
+    """How the clients of a federation differ."""
 
     slow_share: float = unit(0.0, "part of the clients that is slow", zero=True, one=True)
     slowdown: float = positive(8.0, "how many times slower they are")
@@ -55,7 +55,7 @@ class FleetParams(Params):
 
 @dataclass(frozen=True)
 class Change:
-    """A client comes or goes."""
+    """A client joins, leaves, goes away or comes back."""
 
     time: float
     kind: str  # "join", "leave", "away" or "back"
@@ -63,7 +63,7 @@ class Change:
 
 
 class Fleet:
-    """The machines of a federation."""
+    """The simulated clients of a federation: how long their jobs take and when they are present."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Fleet:
         return roles
 
     def returns(self, client: int, job: int) -> bool:
-        """Whether that job ever comes back."""
+        """Whether the client ever returns that job."""
         if client in self._silent:
             return False
         return not self.p.loss or rng.fraction(self._losses, client, job) >= self.p.loss
@@ -143,11 +143,11 @@ class Fleet:
         return time
 
     def initial(self) -> list[int]:
-        """The clients that are there from the start."""
+        """The clients that are present from the start."""
         return np.flatnonzero(self.roles != "late").tolist()
 
     def planned(self) -> Iterator[Change]:
-        """Comings and goings whose time is fixed beforehand."""
+        """The joins and leaves whose times are known before the run."""
         for client in np.flatnonzero(self.roles == "leaver").tolist():
             yield Change(self.p.dropout_at, "leave", client)
         for client in np.flatnonzero(self.roles == "late").tolist():
@@ -156,7 +156,7 @@ class Fleet:
     def stretch(self, client: int, count: int) -> float:
         """How long the client's count-th stretch of presence (even) or absence (odd) lasts.
 
-        In a regular rhythm the period has begun at a random time before the start, so that the first two are shorter.
+        In a regular rhythm the first two are the rest of a period that began at a random time before the start.
         """
         if self.p.on is None:
             return math.inf

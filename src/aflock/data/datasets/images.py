@@ -1,7 +1,7 @@
-"""Images as they are kept and as they are seen.
+"""Images as they are stored and as a model gets them.
 
-Kept are the bytes, 0 to 255, with the sums that make up the mean m and the standard deviation s of each channel over
-all pixels of the training set. Seen is
+Stored are the bytes, 0 to 255, with the sums that give the mean m and the standard deviation s of each channel over
+all pixels of the training set. A model gets
 
     (x/255 - m) / s        or, with standardise=False,        x/255
 
@@ -34,7 +34,7 @@ class ImageParams(Params):
 
 
 def content(train_x: Pixels, train_y: Pixels, test_x: Pixels, test_y: Pixels) -> State:
-    """What is kept of images and their labels."""
+    """What is stored of images and their labels."""
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise InputError(f"there are {len(x)} {part} images and {len(y)} labels; expected as many")

@@ -45,11 +45,11 @@ class Series:
 
     @classmethod
     def of(cls, kept: State) -> Series:
-        """What `state` gave."""
+        """The series that `state` stored."""
         return cls(**{name: kept[name] for name in cls.__annotations__} | {"names": tuple(kept["names"])})
 
     def state(self) -> State:
-        """Arrays and JSON values, to be kept."""
+        """Arrays and JSON values, for the cache."""
         return {name: getattr(self, name) for name in self.__annotations__} | {"names": list(self.names)}
 
 
@@ -81,7 +81,7 @@ def _means(values: Numbers, index: Integers, count: int) -> Numbers:
 
 
 def windows(name: str, series: Series, steps: int, ahead: int, past_power: bool, test_fraction: float) -> Dataset:
-    """The examples of every site, which is their key."""
+    """The examples of every site; the site is their key."""
     inputs = _inputs(series, past_power)
     count = inputs.shape[1]
     border = int((1 - test_fraction) * count)

@@ -1,4 +1,4 @@
-"""By nature: the examples of one writer, role or turbine stay together.
+"""Split by key: the examples of one writer, role or turbine stay together.
 
 With as many clients as keys, client i holds the i-th key. With fewer, each client holds several whole keys: the largest
 key goes first, each to the client that has least so far; keys of equal size come in random order, and so do clients.
@@ -33,7 +33,7 @@ class KeyParams(Params):
 )
 def key(dataset: Dataset, clients: int, params: KeyParams, draws: np.random.Generator) -> Integers:
     """The client of each example."""
-    assert dataset.keys is not None  # `keyed` splits are given no other data
+    assert dataset.keys is not None  # `create` gives `keyed` splits only data with keys
     _, number, sizes = np.unique(dataset.keys, return_inverse=True, return_counts=True)
     if clients > len(sizes):
         raise ParameterError(

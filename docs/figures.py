@@ -50,7 +50,7 @@ def optimum_figure(file: Path) -> None:
     figure.savefig(file, dpi=110, metadata={"Software": None})
 
 
-def _deciding(run: optimum.Run) -> str:
+def _deciding(run: optimum.RuleRun) -> str:
     """The parameter that decides how far off a rule ends, where there is one."""
     name = {"aced": "tau_algo", "twafl": "decay", "mr-asyncfl": "gamma"}.get(run.name)
     return f"{name}={run.settings[name]:g}" if name else ""

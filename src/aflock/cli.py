@@ -66,8 +66,8 @@ def _add_lookups(commands: Any) -> None:
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.set_defaults(run=_list)
 
-    data = commands.add_parser("data", help="datasets: what is there, get one, what it looks like")
-    data.add_argument("what", choices=["list", "get", "info"], help="list all, get one, or say what is known of one")
+    data = commands.add_parser("data", help="list the datasets, fetch one, describe one")
+    data.add_argument("what", choices=["list", "get", "info"], help="list all, fetch one, or describe one")
     data.add_argument("name", nargs="?", help="the dataset")
     data.add_argument("--from", dest="mine", metavar="PATH", help="get: a file or folder you have already")
     data.add_argument("--quiet", action="store_true", help="no progress")
@@ -128,7 +128,7 @@ def _add_showcases(commands: Any) -> None:
 
     bench = commands.add_parser("bench", help="measure speed; all ratios from one run")
     bench.add_argument("what", choices=["server", "sim", "net"], help="an arrival, simulations, the network")
-    bench.add_argument("--quick", action="store_true", help="smaller models, fewer repeats: a look, not a measurement")
+    bench.add_argument("--quick", action="store_true", help="fewer repeats; not precise enough to compare")
     bench.add_argument("--json", action="store_true", help="print JSON instead of the table")
     bench.add_argument("--out", metavar="FILE", help="also write the JSON to a file")
     bench.set_defaults(run=_bench)
@@ -367,9 +367,9 @@ def _entry_text(entry: dict[str, Any]) -> str:
 
 
 _ENDS = {
-    "true": "reaches the optimum of all of them",
-    "step": "reaches the optimum of all of them, to the order of its step",
-    "biased": "ends nearer to what the fast ones want",
+    "true": "reaches the optimum of all clients",
+    "step": "reaches the optimum of all clients, to the order of its step",
+    "biased": "ends nearer to the optimum of the fast clients",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator says happened: one event for everything, in order."""
+"""The events that the coordinator reports: one for everything that happens, in order."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ Kind = Literal[
 ]  # fmt: skip
 
 
+# Cached, because an update and the job that its answer brings have the same time. `typed`, because 1 and 1.0 are equal,
+# so that an untyped cache would write one as the other, and a trace must not depend on what was written before.
 moment = lru_cache(1024, typed=True)(repr)
-"""A time as it is written: an update and the job that is given with its answer have the same."""
+"""A time as a trace writes it."""
 
 
 class Event(NamedTuple):
@@ -51,13 +53,13 @@ class Event(NamedTuple):
         return json.dumps(self.line()) + "\n"
 
     def line(self) -> dict[str, Any]:
-        """What a trace says of it: all that is known, as JSON values."""
+        """The event as JSON values; fields that are not set are left out."""
         named = zip(self._fields, self, strict=True)
         return {name: value for name, value in named if value is not None and value is not False and value != ""}
 
 
 class Ticket(NamedTuple):
-    """An open job: what was handed to a client and when."""
+    """An open job: what the coordinator gave to a client, and when."""
 
     job: int
     version: int

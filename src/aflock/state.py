@@ -3,8 +3,8 @@
 A state is a nested dict whose leaves are NumPy arrays or JSON values. Arrays become tensors named by their path
 ("strategy/rows/rows/3"); everything else becomes one JSON document in the file's metadata, under the key "aflock".
 
-A checksum covers the whole file (safetensors_codec.py). Format 1, which is still read, had one of the document and the
-arrays only: what is between them, the table of tensors, is checked as far as it can be.
+A checksum covers the whole file (safetensors_codec.py). The checksum of format 1, which is still read,
+covers the document and the arrays only; of the table of tensors between them the codec checks what it can.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORMAT, _FORMAT_WITHOUT_CHECKED_TABLE = 2, 1
 
 
 def save(path: str | Path, state: State, *, mode: int = 0o666) -> None:
-    """Writes a state: to a temporary file beside it first, synced, then moved into place."""
+    """Writes a state: to a temporary file beside it first, synced, then renamed."""
     target = Path(path)
     arrays: dict[str, npt.NDArray[Any]] = {}
     document = _split(state, "", arrays)
@@ -41,7 +41,7 @@ def save(path: str | Path, state: State, *, mode: int = 0o666) -> None:
 
 
 def load(path: str | Path, *, mapped: bool = False) -> State:
-    """Reads a state; its arrays are read-only. `mapped`: they are in the file, shared by all processes that read it."""
+    """Reads a state; its arrays are read-only. `mapped`: all processes that read the file share one copy in memory."""
     source = Path(path)
     try:
         found = safetensors_codec.read(source, mapped=mapped)
@@ -55,7 +55,7 @@ def load(path: str | Path, *, mapped: bool = False) -> State:
             raise Damaged("it has no checksum")
         state: State = document["state"]
         for name, array in found.arrays.items():
-            _place(state, name.split("/"), array)
+            _insert(state, name.split("/"), array)
     except FileNotFoundError:
         raise StateError(f"{source} does not exist; expected a state saved by aflock") from None
     except (ValueError, KeyError, TypeError, IndexError, IsADirectoryError) as error:
@@ -66,14 +66,14 @@ def load(path: str | Path, *, mapped: bool = False) -> State:
 
 
 def _check_older(found: Tensors) -> None:
-    """The checksum of format 1."""
+    """Checks the checksum of format 1; raises `Damaged` if it does not match."""
     whole = crc32(found.data, crc32(found.metadata["aflock"].encode()))
     if found.metadata.get("crc32") != str(whole):
-        raise Damaged("it has changed since it was saved: its checksum is another")
+        raise Damaged("its checksum does not match its contents")
 
 
 def _split(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """The JSON part of a state, None where an array stands; the arrays go to `arrays` under their paths."""
+    """The JSON part of a state, with None for every array; puts the arrays into `arrays` under their paths."""
     if isinstance(value, np.ndarray):
         arrays[path] = value
         return None
@@ -85,9 +85,9 @@ def _split(value: Any, path: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
     return value
 
 
-def _place(state: Any, path: list[str], array: npt.NDArray[Any]) -> None:
+def _insert(state: Any, path: list[str], array: npt.NDArray[Any]) -> None:
     for key in path[:-1]:
         state = state[key]
     if state[path[-1]] is not None:
-        raise Damaged(f"the tensor {'/'.join(path)} has no place in it")
+        raise Damaged(f"the tensor {'/'.join(path)} is not in its JSON document")
     state[path[-1]] = array

@@ -1,7 +1,7 @@
 """Step sizes the papers prove, from S (contributions per round), K (local steps) and T (server steps).
 
 Yan, W., Zhong, X., Wang, X., Zhang, Y.-J. A.: Momentum-Driven Adaptivity: Towards Tuning-Free Asynchronous Federated
-Learning. ICML 2025. Theorems 3.1 and 4.1. The server and the client use the same numbers, hence one place for them.
+Learning. ICML 2025. Theorems 3.1 and 4.1. The server and the client use the same numbers, so they share this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The nouns that cross rooms.
+"""The types that packages pass to each other: jobs, updates, receipts, vectors.
 
 A model is one flat float32 vector. A client pulls a `Job`, works, and reports an `Update`; the server answers with a
 `Receipt`. Nothing here knows how any of them travels. Nobody changes one that was made; they are not frozen because a

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aflock import data, rng
-from aflock.data import Dataset, Scale
+from aflock.data import Dataset, FeatureScale
 from aflock.data.splits.holdout import stratified
 from aflock.errors import AflockError, InputError, ParameterError, UnknownName, UnknownParameter
 from aflock.params import Params, whole
@@ -112,7 +112,7 @@ def test_what_a_dataset_refuses(changes: dict[str, Any], said: str) -> None:
 
 def test_pixels_stay_bytes_and_are_scaled_when_taken() -> None:
     pixels = np.array([[0, 255], [51, 102], [255, 0], [10, 20]], np.uint8)
-    scale = Scale(np.array([0, 102], np.float32), np.array([1 / 255, 0.5], np.float32))
+    scale = FeatureScale(np.array([0, 102], np.float32), np.array([1 / 255, 0.5], np.float32))
     made = tiny(train_x=pixels, test_x=pixels[:2], scale=scale)
     assert made.train_x.dtype == made.test_x.dtype == np.uint8
     assert np.shares_memory(made.train_x, pixels)
@@ -168,7 +168,7 @@ def test_keys_have_names() -> None:
         ),
         ({"vocabulary": 0}, "tiny: vocabulary=0 is not valid; expected an integer of at least 1"),
         (
-            {"vocabulary": 7, "scale": Scale(np.zeros(1, np.float32), np.ones(1, np.float32))},
+            {"vocabulary": 7, "scale": FeatureScale(np.zeros(1, np.float32), np.ones(1, np.float32))},
             "tiny: has both a vocabulary and a scale; expected tokens or pixels, not both",
         ),
         ({"regression": True}, "tiny: classes=3 of a regression is not valid; expected 1"),

@@ -173,7 +173,7 @@ def test_when_no_source_answers_the_message_says_what_to_do(site: Site, monkeypa
     with pytest.raises(AflockError) as caught:
         got(made)
     assert str(caught.value).splitlines() == [
-        "thing could not be had from any of its sources:",
+        "thing could not be fetched from any of its sources:",
         f"  {site.address}/thing.zip: HTTP 404 Not Found",
         "  npm pack no-such-client@1: npm is not installed",
         "  no/where/thing: there is no such file or folder",
@@ -200,7 +200,7 @@ def test_a_file_of_ones_own_must_hold_the_right_content(tmp_path: Path) -> None:
     assert got(made, mine=mine) == BODY
     assert made.file.name == f"thing-{right[:8]}.safetensors"  # other content would be another file
     with pytest.raises(
-        InputError, match=r"mine\.bin: it holds something else: the sha256 of its content is " + right[:12]
+        InputError, match=r"mine\.bin: it has other content: the sha256 of its content is " + right[:12]
     ):
         got(supply(digest="0" * 64, name="other"), mine=mine)
     assert not list(cache.folder().glob("other*"))
@@ -382,14 +382,14 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("AFLOCK_DATA", str(tmp_path / "file"))
-    with pytest.raises(AflockError, match=r"cannot be written .* set AFLOCK_DATA to a folder that can"):
+    with pytest.raises(AflockError, match=r"the folder .* is not writable .* set AFLOCK_DATA to one that is"):
         cache.kept("x", dict)
 
 
 def test_a_damaged_file_is_named() -> None:
     cache.folder().mkdir()
     cache.file_of("x").write_bytes(b"nonsense")
-    with pytest.raises(StateError, match=r"x\.safetensors is not a state .*; delete it and it will be made anew"):
+    with pytest.raises(StateError, match=r"x\.safetensors is not a state .*; delete the file, and aflock makes it"):
         cache.kept("x", dict)
 
 
@@ -448,7 +448,7 @@ def test_the_sources_tried_are_told(site: Site, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().err.splitlines()
     assert said == [
         f"thing: {site.address}/absent",
-        "thing: not from there: HTTP 404 Not Found",
+        "thing: this source failed: HTTP 404 Not Found",
         f"thing: {site.address}/here",
     ]
 
@@ -480,7 +480,7 @@ def test_a_file_is_found_whatever_it_is_wrapped_in(tmp_path: Path, name: str, bo
 def test_a_broken_archive_is_named(tmp_path: Path) -> None:
     for name, body in (("x.zip", zipped({"a": b"1"})[:-10]), ("x.tgz", tar("gz", {"a": BODY})[:500])):
         (tmp_path / name).write_bytes(body)
-        with pytest.raises(InputError, match=rf"{name} cannot be unpacked .*; it may be cut off"):
+        with pytest.raises(InputError, match=rf"{name} cannot be unpacked .*; it may be incomplete"):
             list(contents([tmp_path / name], lambda path: True))
 
 

@@ -106,16 +106,6 @@ def test_averaging_models_averages_buffers() -> None:
     assert np.allclose(mean[-10:], np.mean(statistics, axis=0), atol=1e-6)
 
 
-def test_settle_brings_buffers_to_a_rule_with_steps_of_its_own() -> None:
-    model = TorchModule(normed, buffers="average", rate=0.1)
-    w = start(model)
-    gradient(model, w, *batch(20))
-    x = w.copy()
-    model.settle(x)
-    assert np.array_equal(x[:-10], w[:-10])
-    assert np.allclose(x[-10:], np.concatenate(moved(w, batch(20)[0])), atol=1e-6)
-
-
 class Rebinding(nn.Module):
     """Replaces its buffer by another tensor instead of moving it in place."""
 

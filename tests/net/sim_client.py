@@ -20,9 +20,9 @@ from aflock import rng
 from aflock.local import Memory
 from aflock.net.client.session import Pulled, Session
 from aflock.net.protocol.refusals import Refused
+from aflock.sim.client_training import ClientTraining as Workshop
 from aflock.sim.experiment import Experiment
 from aflock.sim.parts import assemble
-from aflock.sim.workshop import Workshop
 from aflock.system.threads import one_thread
 
 ENDED = 410

@@ -103,10 +103,10 @@ def test_recorded_delays_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_regular_rhythm_has_any_phase_and_the_given_lengths() -> None:
     made = fleet(50, on=4.0, off=2.0, rhythm="regular")
     for client in range(50):
-        first, second, *rest = [made.turn(client, count) for count in range(6)]
+        first, second, *rest = [made.stretch(client, count) for count in range(6)]
         assert rest == [4.0, 2.0, 4.0, 2.0]
         assert (0 < first <= 4 and second == 2) or (first == 0 and 0 < second <= 2)
-    assert 5 < sum(made.turn(client, 0) == 0 for client in range(50)) < 30
+    assert 5 < sum(made.stretch(client, 0) == 0 for client in range(50)) < 30
 
 
 def test_bad_delays() -> None:
@@ -172,10 +172,10 @@ def test_lost_jobs() -> None:
 
 def test_presence_and_absence_have_their_means() -> None:
     made = fleet(1, on=4.0, off=2.0)
-    turns = [made.turn(0, count) for count in range(20_000)]
-    assert np.mean(turns[::2]) == pytest.approx(4.0, rel=0.05)
-    assert np.mean(turns[1::2]) == pytest.approx(2.0, rel=0.05)
-    assert fleet(1).turn(0, 0) == math.inf
+    stretches = [made.stretch(0, count) for count in range(20_000)]
+    assert np.mean(stretches[::2]) == pytest.approx(4.0, rel=0.05)
+    assert np.mean(stretches[1::2]) == pytest.approx(2.0, rel=0.05)
+    assert fleet(1).stretch(0, 0) == math.inf
 
 
 def test_nobody_left_is_refused() -> None:

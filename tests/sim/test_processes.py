@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from aflock.errors import AflockError
-from aflock.sim.desk import Desk, Full
 from aflock.sim.experiment import Experiment
 from aflock.sim.processes import Processes, WorkerDied
+from aflock.sim.shared_vectors import BufferTooSmall, SharedBuffer
 from aflock.sim.simulation import Simulation
 from aflock.sim.worker import Failed, WorkerTask, work
 
@@ -147,11 +147,11 @@ def test_workers_go_when_the_run_is_killed(tmp_path: Path) -> None:
     assert not Path(folder).exists()
 
 
-def test_a_desk_that_is_too_small_is_replaced() -> None:
+def test_a_shared_buffer_that_is_too_small_is_replaced() -> None:
     chosen = experiment("strategy.name=masfl")
     with Simulation(chosen, workers=1) as simulation:
         assert isinstance(simulation.executor, Processes)
-        simulation.executor.desk_bytes = 128
+        simulation.executor.buffer_bytes = 128
         simulation.run()
         assert simulation.result().model_sha256 == sha(chosen, 0)
 
@@ -171,7 +171,7 @@ def test_what_is_not_known_to_a_worker_is_said_in_one_sentence() -> None:
 
 
 class Broken:
-    """A workshop whose model fails."""
+    """Client training whose model fails."""
 
     def train(self, *_: Any) -> Any:
         raise self.error
@@ -179,31 +179,31 @@ class Broken:
     error: Exception = ZeroDivisionError("by zero")
 
 
-def task(path: Path) -> tuple[WorkerTask, dict[int, Desk]]:
-    desk = Desk(path, 4096, create=True)
-    places, free = desk.write({"model": np.arange(4, dtype=np.float32)})
-    return WorkerTask(0, str(path), 4096, 3, 7, False, 1, 0, 1, 0.0, places[0], [], [], free), {}
+def task(path: Path) -> tuple[WorkerTask, dict[int, SharedBuffer]]:
+    buffer = SharedBuffer(path, 4096, create=True)
+    locations, free = buffer.write({"model": np.arange(4, dtype=np.float32)})
+    return WorkerTask(0, str(path), 4096, 3, 7, False, 1, 0, 1, 0.0, locations[0], [], [], free), {}
 
 
 def test_an_error_in_a_worker_reaches_the_run(tmp_path: Path) -> None:
-    made, desks = task(tmp_path / "desk")
-    found = work(Broken(), desks, made)  # type: ignore[arg-type]
+    made, buffers = task(tmp_path / "buffer")
+    found = work(Broken(), buffers, made)  # type: ignore[arg-type]
     assert isinstance(found, Failed)
     assert str(found.error) == "ZeroDivisionError while client 3 was trained: by zero"
     known = Broken()
     known.error = AflockError("plain words")
-    found = work(known, desks, made)  # type: ignore[arg-type]
+    found = work(known, buffers, made)  # type: ignore[arg-type]
     assert isinstance(found, Failed)
     assert str(found.error) == "plain words"
 
 
-def test_a_desk_gives_back_what_was_laid_on_it(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "desk", 1024, create=True)
-    laid = {"a": np.arange(5, dtype=np.float32), "b": np.array(2.5), "c": np.ones((2, 3), np.float64)}
-    places, free = desk.write(laid)
-    other = Desk(tmp_path / "desk", 1024)
-    assert all(np.array_equal(other.view(place), laid[place.name]) for place in places)
-    assert all(place.offset % 64 == 0 for place in places)
-    with pytest.raises(Full) as full:
-        desk.write({"d": np.zeros(200)}, free)
-    assert full.value.needed == free + 1600
+def test_a_shared_buffer_gives_back_what_was_written_to_it(tmp_path: Path) -> None:
+    buffer = SharedBuffer(tmp_path / "buffer", 1024, create=True)
+    written = {"a": np.arange(5, dtype=np.float32), "b": np.array(2.5), "c": np.ones((2, 3), np.float64)}
+    locations, free = buffer.write(written)
+    other = SharedBuffer(tmp_path / "buffer", 1024)
+    assert all(np.array_equal(other.view(location), written[location.name]) for location in locations)
+    assert all(location.offset % 64 == 0 for location in locations)
+    with pytest.raises(BufferTooSmall) as error:
+        buffer.write({"d": np.zeros(200)}, free)
+    assert error.value.needed == free + 1600

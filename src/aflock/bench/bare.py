@@ -1,8 +1,8 @@
 """The yardsticks of `aflock bench sim`: plain loops that do the same gradient steps with no federation around them.
 
 "Bare" is PyTorch as one would write it: one persistent module, autograd, torch.optim.SGD, slices of tensors in memory,
-channels first. "By hand" is softmax regression in NumPy. Batches come from random clients, as in a federation: memory
-is as cold for these loops as for it.
+channels first. "By hand" is softmax regression in NumPy. Batches come from random clients, as in a federation: the
+caches are as cold for these loops as for it.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from torch.nn import functional
 
 from .turns import Streak
 
-Shelf = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 """One client's examples and labels."""
 
 RATE = 0.01
 
 
 class Loop(Streak):
-    """Random clients, a random place in each one's data, K batches from there on: what a federation trains on."""
+    """Random clients, a random offset in each one's data, K batches from there on: what a federation trains on."""
 
-    def __init__(self, shelves: Sequence[Any], steps: int, batch: int) -> None:
+    def __init__(self, clients: Sequence[Any], steps: int, batch: int) -> None:
         super().__init__()
-        self._shelves, self._steps, self._batch = shelves, steps, batch
+        self._clients, self._steps, self._batch = clients, steps, batch
         self._draws = random.Random(0)
 
     def _work(self, prepared: int) -> None:
         batch, draw = self._batch, self._draws.randrange
         for _ in range(prepared):
-            x, y = self._shelves[draw(len(self._shelves))]
-            room = len(x) - batch + 1
-            begin = draw(room)
+            x, y = self._clients[draw(len(self._clients))]
+            starts = len(x) - batch + 1
+            begin = draw(starts)
             for _ in range(self._steps):
                 self._step(x[begin : begin + batch], y[begin : begin + batch])
-                begin = (begin + batch) % room
+                begin = (begin + batch) % starts
 
     @abstractmethod
     def _step(self, x: Any, y: Any) -> None: ...
 
 
-class Bare(Loop):
+class TorchLoop(Loop):
     """A torch module and its optimiser."""
 
     def __init__(
-        self, module: nn.Module, shelves: Sequence[Shelf], shape: tuple[int, ...], steps: int, batch: int
+        self, module: nn.Module, clients: Sequence[Examples], shape: tuple[int, ...], steps: int, batch: int
     ) -> None:
-        tensors = [(torch.from_numpy(x.copy()), torch.from_numpy(y.copy())) for x, y in shelves]
+        tensors = [(torch.from_numpy(x.copy()), torch.from_numpy(y.copy())) for x, y in clients]
         super().__init__(
             [(x.long() if shape == () else x.reshape(len(x), *shape), y) for x, y in tensors], steps, batch
         )
@@ -69,12 +69,12 @@ class Bare(Loop):
         self._optimizer.step()
 
 
-class ByHand(Loop):
+class NumpyLoop(Loop):
     """Softmax regression in NumPy."""
 
-    def __init__(self, shelves: Sequence[Shelf], classes: int, steps: int, batch: int) -> None:
-        super().__init__(shelves, steps, batch)
-        self._w = np.zeros((classes, shelves[0][0].shape[1]), np.float32)
+    def __init__(self, clients: Sequence[Examples], classes: int, steps: int, batch: int) -> None:
+        super().__init__(clients, steps, batch)
+        self._w = np.zeros((classes, clients[0][0].shape[1]), np.float32)
         self._b = np.zeros(classes, np.float32)
         self._range = np.arange(batch)
 
@@ -127,13 +127,13 @@ class Lstm(nn.Module):
         self.dense = nn.Linear(100, 80)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The last step decides."""
+        """Logits from the output of the last step."""
         steps, _ = self.lstm(self.embedding(x))
         logits: Tensor = self.dense(steps[:, -1])
         return logits
 
 
-class _Block(nn.Module):
+class _BareResidual(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         stride = 1 if inputs == outputs else 2
@@ -153,7 +153,7 @@ class _Block(nn.Module):
 def resnet18() -> nn.Module:
     """For 32x32 images, group norm."""
     widths = [64] + [64 * 2**stage for stage in range(4) for _ in range(2)]
-    blocks = [_Block(a, b) for a, b in pairwise(widths)]
+    blocks = [_BareResidual(a, b) for a, b in pairwise(widths)]
     head = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
     return nn.Sequential(*head, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 

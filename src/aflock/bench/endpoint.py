@@ -1,4 +1,4 @@
-"""The yardsticks of `aflock bench net`: servers that read the body and say ok, and do nothing else.
+"""The yardsticks of `aflock bench net`: servers that read the body and answer "ok", and do nothing else.
 
     asgi       uvicorn with a bare application: what most Python servers are built on
     protocol   thirty lines of asyncio.BufferedProtocol with httptools for the head: the least that HTTP costs here
@@ -22,29 +22,29 @@ _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: text/plain\r\n
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads to the end."""
+    """Reads the whole body and answers "ok"."""
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-class Bare(asyncio.BufferedProtocol):
+class BareProtocol(asyncio.BufferedProtocol):
     """Finds the blank line, gives the head to the parser and reads the body into memory of its own."""
 
     _incoming = bytearray(64 * 1024)
     _missing = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody is there."""
+        """asyncio: a client has connected."""
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes are to go."""
+        """asyncio: the memory into which it is to read the next bytes."""
         return self._body[-self._missing :] if self._missing else memoryview(self._incoming)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """They have come; the head of a request comes in one piece here."""
+        """asyncio: it has read that many bytes. The load generator sends every head in one piece."""
         if self._missing:
             self._missing -= nbytes
         else:
@@ -62,18 +62,18 @@ class Bare(asyncio.BufferedProtocol):
         httptools.HttpRequestParser(self).feed_data(head)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """The parser: a header."""
+        """httptools: the parser has read a header."""
         if name.lower() == b"content-length":
             self._missing = int(value)
 
 
 async def _serve_bare(listening: socket.socket) -> None:
-    server = await asyncio.get_running_loop().create_server(Bare, sock=listening, backlog=1024)
+    server = await asyncio.get_running_loop().create_server(BareProtocol, sock=listening, backlog=1024)
     await server.serve_forever()
 
 
 def main(file: Path, kind: str) -> None:
-    """Serves on any free port and writes it down."""
+    """Serves on a free port and writes its URL to the file."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     write_whole(file, json.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}"}))
     if kind == "protocol":

@@ -37,7 +37,7 @@ def _mapped_gb() -> float:
 
 
 def start(clients: int) -> dict[str, Any]:
-    """From nothing to the first arrival: data, split, fleet, coordinator, 1,000 jobs in flight."""
+    """The time up to the first arrival: data, split, fleet, coordinator, 1,000 open jobs."""
     document = {
         "data": {"name": "synthetic", "examples": clients + max(20, clients // 100), "features": 4, "classes": 2},
         "partition": {"name": "iid", "clients": clients},
@@ -103,7 +103,7 @@ def rows(cache: str, clients: int, hidden: int, updates: int) -> dict[str, Any]:
             "evaluation": {"every": 10**9},
         }
         simulation = Simulation(Experiment.build(document))
-        simulation.run()  # the opening: every client's first gradient
+        simulation.run()  # every client's first gradient
         simulation.engine.budget = Budget(uploads=clients + updates)
         begin = time.perf_counter()
         with threads.one_thread():

@@ -20,7 +20,7 @@ Following = Callable[[int, Headers], "list[bytes | memoryview] | None"]
 
 @dataclass
 class LoadTally:
-    """What came back."""
+    """The answers that were received."""
 
     answers: int = 0
     refused: int = 0
@@ -39,12 +39,12 @@ class Caller(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The first request."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+        """asyncio: sends the first request."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is one, but not a subclass
         self._next()
 
     def data_received(self, data: bytes) -> None:
-        """A piece of an answer."""
+        """asyncio: a part of an answer has arrived."""
         if self._missing < 0:
             self._head += data
             end = self._head.find(b"\r\n\r\n")
@@ -81,13 +81,13 @@ class Caller(asyncio.Protocol):
             self._transport.write(piece)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end."""
+        """asyncio: the connection has ended."""
         if not self.done.done():
             self.done.set_result(None)
 
 
 async def call(port: int, callers: list[Following]) -> LoadTally:
-    """All callers at once, to their ends."""
+    """Runs all callers at once until each has ended."""
     tally, loop, made = LoadTally(), asyncio.get_running_loop(), []
     for following in callers:
         _, protocol = await loop.create_connection(partial(Caller, following, tally), "127.0.0.1", port)

@@ -31,7 +31,7 @@ from .. import strategies
 from ..system.files import write_whole
 from ..system.optional import need
 from .load import Following, Headers, LoadTally, call
-from .turns import Progress, aims, judged, machine
+from .turns import Progress, aims, judged, machine, quick_note
 
 ROUNDS = 5
 _LARGE = 1_000_000
@@ -49,15 +49,15 @@ def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
     """A durable federation: its port, the clients' tokens and its process."""
     from ..net.identity import members
 
-    with tempfile.TemporaryDirectory(prefix="aflock-bench-", dir=_roomy()) as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="aflock-bench-", dir=_folder()) as name:
+        folder = Path(name)
         document = (
             f'[strategy]\nname = "fedbuff"\nbuffer = 10\n[model]\nname = "vector"\nlength = {length}\n'
             f"[federation]\nclients = 1\n[server]\nport = 0\nrate = 1e6\nlease = 3600\n"
         )
         write_whole(folder / "federation.toml.in", document)
         tokens = [members.invite(folder, f"c{k}") for k in range(clients)]
-        command = ["-m", "aflock", "serve", str(folder / "federation.toml.in"), "--data-dir", place, "--http"]
+        command = ["-m", "aflock", "serve", str(folder / "federation.toml.in"), "--data-dir", name, "--http"]
         with _process([*command, "--log-level", "warning"]) as process:
             port = _port(folder / "address.json", process)
             yield port, tokens, process.pid
@@ -66,8 +66,8 @@ def _server(length: int, clients: int) -> Iterator[tuple[int, list[str], int]]:
 @contextmanager
 def _bare(kind: str) -> Iterator[tuple[int, int]]:
     """A yardstick: its port and its process."""
-    with tempfile.TemporaryDirectory(prefix="aflock-bench-") as place:
-        file = Path(place) / "address.json"
+    with tempfile.TemporaryDirectory(prefix="aflock-bench-") as name:
+        file = Path(name) / "address.json"
         with _process(["-m", "aflock.bench.endpoint", str(file), kind]) as process:
             yield _port(file, process), process.pid
 
@@ -98,8 +98,8 @@ def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
     raise RuntimeError("the server did not start")
 
 
-def _roomy() -> str:
-    """Journals are to be on a disk, not in memory: beside the package or in the temporary folder."""
+def _folder() -> str:
+    """Where the data folders go: AFLOCK_BENCH_DIR, for machines whose temporary folder is in memory, not on a disk."""
     return os.environ.get("AFLOCK_BENCH_DIR", tempfile.gettempdir())
 
 
@@ -107,7 +107,7 @@ def _roomy() -> str:
 
 
 def _client(token: str, body: memoryview, until: Callable[[], bool]) -> Following:
-    """Hello, a job, then update after update."""
+    """A client: sends hello, pulls a job, then sends update after update."""
     to = f"Host: x\r\nAuthorization: Bearer {token}\r\n"
     hello = f"POST /v1/hello HTTP/1.1\r\n{to}Content-Length: 0\r\n\r\n".encode()
     pull = f"GET /v1/job?wait=10 HTTP/1.1\r\n{to}\r\n".encode()
@@ -140,7 +140,7 @@ def _poster(body: memoryview, until: Callable[[], bool]) -> Following:
 
 
 def _round(port: int, made: Callable[[Callable[[], bool]], list[Following]], seconds: float) -> tuple[LoadTally, float]:
-    """So many seconds of load; what came back, and how long it took."""
+    """Runs so many seconds of load; returns the answers and how long they took."""
     begun = time.perf_counter()
     tally: LoadTally = _run(call(port, made(lambda: time.perf_counter() - begun > seconds)))
     return tally, time.perf_counter() - begun
@@ -166,7 +166,7 @@ class _Rounds:
         self.cpu: list[float] = []
 
     def round(self, seconds: float) -> None:
-        """So many seconds of load."""
+        """Runs so many seconds of load."""
         before = _cpu(self.pid)
         tally, took = _round(self._port, self._made, seconds)
         if tally.refused:
@@ -218,7 +218,7 @@ def _throughput(length: int, clients: int, seconds: float, rounds: int, base: in
 
 
 def _base() -> int:
-    """What a server takes that has next to nothing to keep."""
+    """Memory of a server with a tiny model."""
     body = np.full(100, 1e-6, np.float32).view(np.uint8).data
     with _server(100, 4) as (port, tokens, pid):
         _round(port, lambda until: [_client(t, body, until) for t in tokens], 1.0)
@@ -226,14 +226,14 @@ def _base() -> int:
 
 
 def _kept(length: int) -> int:
-    """What the rule keeps of its own, and the model as it is sent."""
+    """Memory of the rule's own state, and of the model as it is sent."""
     rule = strategies.create("fedbuff", 1)
     rule.open(np.zeros(100, np.float32))
     return (rule.nbytes + 400) * length // 100
 
 
 def _idle(clients: int, seconds: float) -> dict[str, Any]:
-    """Clients that wait for a job nobody gives: what they cost while nothing happens."""
+    """CPU time of a server whose clients all wait for a job that none gets."""
     with _server(100, 1) as (port, _, pid):
         found: dict[str, Any] = _run(_wait_about(port, pid, clients, seconds))
     return found
@@ -268,7 +268,7 @@ def _cpu(pid: int) -> float:
 
 
 def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
-    """The whole measurement; `quick` shrinks it to a look and says so in the report."""
+    """The whole measurement; `quick` makes it smaller, and the report says so."""
     need("uvicorn", extra="dev", what="a yardstick of this benchmark")
     rounds = 2 if quick else ROUNDS
     report: dict[str, Any] = {"quick": quick, "machine": machine(), "sizes": []}
@@ -289,7 +289,7 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
         rows.append((f"{size['bytes']:,} bytes, times bare ASGI", size["ratio"], ">=", aim))
     rows.append(("31 kB updates/s", report["sizes"][0]["updates_per_s"], ">=", 5_000))
     rows.append((f"{report['idle']['clients']} idle clients, share of a core", report["idle"]["share"], "<=", 0.05))
-    if len(report["sizes"]) > 2:  # where a body is far more than what else varies
+    if len(report["sizes"]) > 2:  # only bodies far larger than the other variations of memory
         rows.append(("45 MB: bodies in memory", round(report["sizes"][2]["bodies_in_memory"], 1), "<=", 3.0))
     return judged(rows)
 
@@ -297,10 +297,9 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
 def table(report: dict[str, Any]) -> str:
     """The report as text."""
     now = report["machine"]
-    quick = "; QUICK: a look, not a measurement" if report["quick"] else ""
     lines = [
         f"loopback, clients and server on the same {now['cores']} cores; load {now['load']:.2f} before, "
-        f"{now['load_after']:.2f} after{quick}",
+        f"{now['load_after']:.2f} after{quick_note(report)}",
         "",
         f"{'':>53}times bare ASGI   times bare  server CPU per request, us   bodies",
         f"{'update, bytes':>14}{'clients':>9}{'updates/s':>11}{'MB/s':>8}     (least - most)       protocol  "

@@ -1,6 +1,6 @@
 """What one arrival costs, rule by rule.
 
-Rules take turns, round after round, so that a busy neighbour on the machine hits all of them alike; a figure is the
+Rules take turns, round after round, so that other load on the machine slows all of them alike; a figure is the
 median over the rounds of a rule's mean time per arrival, with the quartiles beside it. Nothing here is compared with a
 number measured elsewhere: ratios are between things timed in the same run.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from .. import kernels, rng, strategies
 from ..strategies.base import Strategy
 from ..types import Update, Vector
-from .turns import Contestant, Progress, aims, judged, machine, take_turns
+from .turns import Contestant, Progress, aims, judged, machine, quick_note, take_turns
 
 LARGE, SMALL = 1_200_000, 7_850
 CLIENTS, MANY = 100, 1_000
@@ -30,7 +30,7 @@ class Driver(Contestant):
         self._count = 0
 
     def _prepare(self) -> Update:
-        """The next client in turn with the next vector in turn, fresh at the current version."""
+        """An update of the next client with the next vector (both in a cycle), at the current version."""
         self._count += 1
         s, vector = self.strategy, self._vectors[self._count % len(self._vectors)]
         return Update(self._count % s.n, s.version, dict.fromkeys(s.needs, vector), 1, 50)
@@ -57,7 +57,7 @@ class BareAce(Driver):
 
 
 class Resum(Driver):
-    """ACE with this project's own rows and kernels, as exact as ever, but summed from scratch at every arrival."""
+    """ACE with this project's own rows and kernels, equally exact, but summed from scratch at every arrival."""
 
     def _work(self, prepared: Update) -> None:
         s, vector = self.strategy, prepared.vectors["gradient"]
@@ -90,7 +90,7 @@ class Naive(Contestant):
 
 
 class Triad(Contestant):
-    """The STREAM triad a <- b + s*c on float64 vectors of the same length: what memory gives one thread."""
+    """The STREAM triad a <- b + s*c on float64 vectors of the same length: the memory bandwidth of one thread."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Triad(Contestant):
 
 
 def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
-    """The whole measurement; `quick` shrinks it to a few seconds and says so in the report."""
+    """The whole measurement; `quick` takes a few seconds only, and the report says so."""
     length, many, rounds = (120_000, 200, 3) if quick else (LARGE, MANY, 9)
     draws = rng.stream(0, "bench")
     vectors = [(0.01 * draws.standard_normal(length)).astype(np.float32) for _ in range(4)]
@@ -188,7 +188,7 @@ def table(report: dict[str, Any]) -> str:
     machine = report["machine"]
     lines = [
         f"{report['length']} weights, {report['clients']} clients, one thread; load {machine['load']:.2f} on "
-        f"{machine['cores']} cores{'; QUICK: a look, not a measurement' if report['quick'] else ''}",
+        f"{machine['cores']} cores{quick_note(report)}",
         "",
         f"{'one arrival':<30}{'us':>10}{'  (quartiles)':<20}{'of ace':>8}{'GB/s':>8}",
     ]

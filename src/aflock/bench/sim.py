@@ -1,4 +1,4 @@
-"""What simulation costs: against plain loops that do the same steps, and of itself.
+"""What simulation costs: against plain loops that make the same steps, and the engine alone.
 
 One thread, CPU time per update, five rounds in turns; a ratio is the median of the five quotients, with the least and
 the most beside it. Above 1 the simulator is faster than the yardstick.
@@ -21,12 +21,12 @@ from ..coordination.coordinator import Coordinator
 from ..data import Dataset, partition
 from ..local import Fixed, Trained, create
 from ..sim import delays
+from ..sim.client_training import ClientTraining
 from ..sim.engine import Engine
 from ..sim.executors import Executor, Inline, Order
 from ..sim.fleet import Fleet
-from ..sim.workshop import Workshop
 from ..system import threads
-from .turns import Contestant, Progress, Streak, aims, judged, machine, ratio, take_turns
+from .turns import Contestant, Progress, Streak, aims, judged, machine, quick_note, ratio, take_turns
 
 CLIENTS, FLIGHT, BUFFER, BATCH, EACH, ROUNDS = 100, 20, 10, 50, 120, 5
 
@@ -55,7 +55,7 @@ PROBLEMS = (
 
 
 class Simulated(Streak):
-    """A federation that trains: FedBuff with a buffer of 10, 20 of 100 clients in flight, exponential durations."""
+    """A federation that trains: FedBuff with a buffer of 10, 20 open jobs for 100 clients, exponential durations."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -73,14 +73,14 @@ class Idle(Executor):
         self._done = Trained({"delta": np.full(length, 1e-6, np.float32)}, 1)
 
     def submit(self, order: Order) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def result(self, order: Order) -> Trained:
-        """Always the same."""
+        """Returns the ready-made vector."""
         return self._done
 
     def cancel(self, order: Order) -> None:
-        """Nothing to stop."""
+        """Does nothing."""
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -96,18 +96,18 @@ def _dataset(problem: Problem, clients: int = CLIENTS, each: int = EACH) -> Data
     return Dataset("bench", x, y, x[:10], y[:10], problem.classes)
 
 
-def _workshop(problem: Problem, dataset: Dataset, needs: tuple[str, ...]) -> Workshop:
+def _training(problem: Problem, dataset: Dataset, needs: tuple[str, ...]) -> ClientTraining:
     shares = partition.create("iid", dataset, CLIENTS)
     model = models.create(problem.model, dataset, **dict(problem.params))
-    return Workshop(dataset, shares, model, create("sgd", eta_l=0.01), Fixed(problem.steps), BATCH, 0, needs)
+    return ClientTraining(dataset, shares, model, create("sgd", eta_l=0.01), Fixed(problem.steps), BATCH, 0, needs)
 
 
-def _engine(workshop: Any, executor: Executor, clients: int, w0: Any) -> Engine:
-    """A started federation around any workshop."""
+def _engine(training: Any, executor: Executor, clients: int, w0: Any) -> Engine:
+    """A started federation whose clients `training` trains."""
     strategy = strategies.create("fedbuff", clients=clients, buffer=BUFFER)
     coordinator = Coordinator(strategy, concurrency=FLIGHT)
     fleet = Fleet(clients, delays.create("exponential"))
-    engine = Engine(coordinator, fleet, workshop, executor, budget=Budget(uploads=0))
+    engine = Engine(coordinator, fleet, training, executor, budget=Budget(uploads=0))
     coordinator.start(w0)
     engine.plan()
     return engine
@@ -120,17 +120,17 @@ def _compare(problem: Problem, updates: int, rounds: int) -> dict[str, Any]:
     from . import bare
 
     dataset = _dataset(problem)
-    workshop = _workshop(problem, dataset, ("delta",))
+    training = _training(problem, dataset, ("delta",))
     module = bare.NETWORKS[problem.model]()
-    shelves = [(dataset.take(rows), dataset.train_y[rows]) for rows in workshop.partition.indices]
-    assert sum(p.numel() for p in module.parameters()) == workshop.model.length
-    ours = Simulated(_engine(workshop, Inline(workshop), CLIENTS, workshop.model.init(rng.stream(0, "w"))))
-    plain = bare.Bare(module, shelves, problem.shape, problem.steps, BATCH)
+    clients = [(dataset.take(rows), dataset.train_y[rows]) for rows in training.partition.indices]
+    assert sum(p.numel() for p in module.parameters()) == training.model.length
+    ours = Simulated(_engine(training, Inline(training), CLIENTS, training.model.init(rng.stream(0, "w"))))
+    plain = bare.TorchLoop(module, clients, problem.shape, problem.steps, BATCH)
     contestants: dict[str, Contestant] = {"aflock": ours, "bare": plain}
     if problem.model == "logistic":
-        contestants["numpy"] = bare.ByHand(shelves, problem.classes, problem.steps, BATCH)
+        contestants["numpy"] = bare.NumpyLoop(clients, problem.classes, problem.steps, BATCH)
     take_turns(contestants, rounds, {"*": updates})
-    found: dict[str, Any] = {"weights": workshop.model.length, "steps": problem.steps, "updates": updates}
+    found: dict[str, Any] = {"weights": training.model.length, "steps": problem.steps, "updates": updates}
     found |= {name: contestant.timing.describe() for name, contestant in contestants.items()}
     for name in ("bare", "numpy"):
         if name in contestants:
@@ -142,7 +142,7 @@ def _compare(problem: Problem, updates: int, rounds: int) -> dict[str, Any]:
 
 
 @dataclass
-class _Nowhere:
+class _NoTraining:
     """Clients without data."""
 
     needs: tuple[str, ...] = ("delta",)
@@ -159,7 +159,7 @@ class _Nowhere:
 def _alone(sizes: tuple[int, ...], updates: int, rounds: int) -> dict[str, Any]:
     length = 10
     contestants: dict[str, Contestant] = {
-        str(n): Simulated(_engine(_Nowhere(), Idle(length), n, np.zeros(length, np.float32))) for n in sizes
+        str(n): Simulated(_engine(_NoTraining(), Idle(length), n, np.zeros(length, np.float32))) for n in sizes
     }
     take_turns(contestants, rounds, {"*": updates})
     found = {}
@@ -188,7 +188,7 @@ def _apart(*arguments: str) -> dict[str, Any]:
 
 
 def measure(*, quick: bool = False, progress: Progress = lambda text: None) -> dict[str, Any]:
-    """The whole measurement; `quick` shrinks it to a look and says so in the report."""
+    """The whole measurement; `quick` makes it smaller, and the report says so."""
     shrink, rounds = (10, 2) if quick else (1, ROUNDS)
     report: dict[str, Any] = {"quick": quick, "machine": machine(), "models": {}}
     with threads.one_thread():
@@ -234,10 +234,9 @@ def _targets(report: dict[str, Any]) -> list[dict[str, Any]]:
 def table(report: dict[str, Any]) -> str:
     """The report as text."""
     now = report["machine"]
-    quick = "; QUICK: a look, not a measurement" if report["quick"] else ""
     lines = [
         f"one thread, CPU time per update; load {now['load']:.2f} before, {now['load_after']:.2f} after, on "
-        f"{now['cores']} cores{quick}",
+        f"{now['cores']} cores{quick_note(report)}",
         "",
         f"{'model':<12}{'weights':>12}{'K':>4}{'aflock, us':>14}{'bare, us':>14}   times bare (least - most)",
     ]

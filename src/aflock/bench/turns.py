@@ -1,4 +1,4 @@
-"""Things that are timed in turns, so that a busy neighbour on the machine hits all of them alike.
+"""Times things in turns, so that other load on the machine slows all of them alike.
 
 Nothing here is compared with a number measured elsewhere: ratios are between things timed in the same run.
 """
@@ -74,7 +74,11 @@ class Streak(Contestant):
 
 
 def take_turns(contestants: Mapping[str, Contestant], rounds: int, calls: Mapping[str, int]) -> None:
-    """Everyone once outside the clock, then `rounds` turns each; `calls` per turn by name, "*" for all others."""
+    """Times every contestant `rounds` times, one after the other, after a warm-up of each that is not counted.
+
+    `calls` says how many calls one sample has, by name, "*" for all others. Garbage collection is off meanwhile: it
+    would slow contestants at random.
+    """
     for name, contestant in contestants.items():
         contestant.round(min(3, calls.get(name, calls["*"])))
         contestant.timing.samples.clear()
@@ -95,9 +99,14 @@ def ratio(over: Timing, under: Timing) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """The machine of the measurement and its load."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load": load}
+
+
+def quick_note(report: Mapping[str, Any]) -> str:
+    """What the first line of a table says of a `--quick` measurement; "" for a full one."""
+    return "; QUICK: fewer repeats, not precise enough to compare" if report["quick"] else ""
 
 
 def judged(rows: list[tuple[str, float, str, float]]) -> list[dict[str, Any]]:

@@ -1,14 +1,14 @@
-"""Who is where: the clients of a federation between two jobs and in the middle of one.
+"""The state of every client of a federation: between two jobs, or during one.
 
     idle      may be picked, or may pull
     open      has an open job; at most one, and an update is taken only for it
     resting   has done its part of a round that waits for others (rules with a cohort, and the opening)
-    away      has said so; it may still finish the job it has
+    away      has said that it will be absent; it may still finish the job it has
 
 and, across these,
 
     first     owes a first gradient and is served before any policy
-    joining   on its way into a rule that needs its first gradient
+    joining   has joined a rule that needs its first gradient, which has not arrived yet
     round     has been given a job of the current cohort
 """
 
@@ -47,8 +47,8 @@ class ClientStates:
 
     def forget(self, client: int) -> Ticket | None:
         """Removes a client from everywhere; returns the job it had."""
-        for place in (self.resting, self.joining, self.first, self.round, self.away):
-            place.pop(client, None)
+        for state in (self.resting, self.joining, self.first, self.round, self.away):
+            state.pop(client, None)
         self.idle.forget(client)
         return self.open.pop(client, None)
 
@@ -61,7 +61,7 @@ class ClientStates:
         self.round = dict.fromkeys(self.open) if cohort else {}
 
     def state_dict(self) -> State:
-        """All places, the policy of the idle ones and its random stream included."""
+        """All states, with the selection policy of the idle clients and its random stream."""
         opened: State = {"clients": _ids(self.open)}
         for k, name in enumerate(_COLUMNS):
             kind = np.float64 if name == "times" else np.int64
@@ -70,7 +70,7 @@ class ClientStates:
         return {"open": opened, "selection": self.idle.state_dict()} | sets
 
     def loaded(self, state: State) -> ClientStates:
-        """Places like these with the saved state."""
+        """New client states with this one's policy and the saved content."""
         fresh = ClientStates(deepcopy(self.idle))
         fresh.idle.load_state_dict(state["selection"])
         columns = [state["open"][name].tolist() for name in ("clients", *_COLUMNS)]

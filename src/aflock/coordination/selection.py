@@ -114,7 +114,7 @@ class Pool:
         self.items.append(item)
 
     def remove(self, item: int) -> None:
-        """Removes an item; the last one takes its place."""
+        """Removes an item; the last one moves to its index."""
         hole, last = self.position.pop(item), self.items.pop()
         if last != item:
             self.items[hole] = last

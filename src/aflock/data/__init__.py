@@ -13,8 +13,19 @@ from then on.
 from __future__ import annotations
 
 from . import datasets, partition, splits  # noqa: F401  (importing datasets and splits registers them)
-from .base import Dataset, Scale
+from .base import Dataset, FeatureScale
 from .registry import DatasetEntry, entries, get, load, names, register
 from .shares import Partition
 
-__all__ = ["Dataset", "DatasetEntry", "Partition", "Scale", "entries", "get", "load", "names", "partition", "register"]
+__all__ = [
+    "Dataset",
+    "DatasetEntry",
+    "FeatureScale",
+    "Partition",
+    "entries",
+    "get",
+    "load",
+    "names",
+    "partition",
+    "register",
+]

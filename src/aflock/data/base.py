@@ -1,4 +1,4 @@
-"""What a dataset is: examples to train on, examples to test on, and perhaps to whom each belongs."""
+"""A dataset: examples to train on, examples to test on, and, if the data has one, the key of each example."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Integers = npt.NDArray[np.int64]
 """One integer per example: its class, its key or its client."""
 
 Stored = npt.NDArray[Any]
-"""Examples as they are kept: float32, or integers that take less room."""
+"""Examples as they are stored: float32, or integers that take less memory."""
 
 Labels = npt.NDArray[Any]
 """One label per example: its class as int64, or a float32 number to be predicted."""
 
 
 @dataclass(frozen=True, eq=False)
-class Scale:
+class FeatureScale:
     """What a model sees of stored integers: (x - shift) * factor, the same for all or one pair per channel."""
 
     shift: npt.NDArray[np.float32]
@@ -44,8 +44,8 @@ class Dataset:
     """A problem to learn from examples, checked once and read-only from then on.
 
     Any real or integer dtype is taken and turned into float32 (examples) or int64 (labels and keys). An array that has
-    its dtype already is not copied: the dataset looks at it through a read-only view. Two kinds of examples stay the
-    integers they are, for a quarter of the room or less: those with a `scale` (pixels) and those with a `vocabulary`
+    its dtype already is not copied: the dataset holds a read-only view of it. Two kinds of examples stay
+    integers, which take a quarter of the memory or less: those with a `scale` (pixels) and those with a `vocabulary`
     (tokens). So `train_x` and `test_x` are what is stored; `take` and `test_inputs` are what a model is given.
     """
 
@@ -56,12 +56,12 @@ class Dataset:
     test_y: Labels = field(repr=False)
     classes: int
     keys: Integers | None = field(default=None, repr=False)
-    """To whom each training example belongs by nature (a writer, a role, a turbine), where the data says so."""
+    """The key of each training example (its writer, role or turbine), if the data has keys."""
     key_names: tuple[str, ...] | None = field(default=None, repr=False)
-    """What key 0, 1, ... is called."""
+    """The names of the keys 0, 1, ..."""
     vocabulary: int | None = field(default=None, repr=False)
     """How many kinds of tokens there are, where the examples are rows of tokens 0, 1, ..."""
-    scale: Scale | None = field(default=None, repr=False)
+    scale: FeatureScale | None = field(default=None, repr=False)
     """How stored integers become the numbers a model sees."""
     regression: bool = field(default=False, repr=False)
     """Whether the labels are numbers to be predicted instead of classes; `classes` is 1 then."""
@@ -142,7 +142,7 @@ class Dataset:
             raise InputError(f"{self.name}: key_names has {len(self.key_names)} names; expected one for every key")
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # the dataclass is frozen for everybody else
+        object.__setattr__(self, name, value)  # the dataclass is frozen; only its own checks replace a field
 
 
 def check_labels(labels: Integers, classes: int, what: str) -> None:
@@ -153,7 +153,7 @@ def check_labels(labels: Integers, classes: int, what: str) -> None:
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A read-only view; the array itself stays as writable as its owner made it."""
+    """A read-only view; the array itself stays writable if it was."""
     view = array.view()
     view.flags.writeable = False
     return view

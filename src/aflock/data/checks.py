@@ -1,4 +1,4 @@
-"""The checks at the door of this room."""
+"""Checks that the datasets share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import AflockError, InputError, ParameterError
 
 
 def integer(value: Any, what: str, least: int | None = None, error: type[InputError] = ParameterError) -> int:
-    """An integer of at least `least`, whatever its type calls itself; `error` in one sentence otherwise."""
+    """The value as an int, of any integer type (NumPy's, too) and at least `least`; raises `error` otherwise."""
     bound = "" if least is None else f" of at least {least}"
     try:
         number = operator.index(value)

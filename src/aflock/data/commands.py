@@ -16,7 +16,7 @@ from .registry import DatasetEntry, entries, get, load
 
 
 def listing() -> list[dict[str, Any]]:
-    """Every dataset: what it is, and what is here of it."""
+    """Every dataset: its description, and whether it is on this machine."""
     return [_summary(entry) for entry in entries()]
 
 
@@ -29,21 +29,21 @@ def listing_text() -> str:
 
 
 def fetch(name: str, *, mine: str | None = None, quiet: bool = False) -> dict[str, Any]:
-    """Gets what the dataset of that name needs, or one of its texts ("shakespeare-plays"); says where it is."""
+    """Fetches what the dataset of that name needs, or one of its texts ("shakespeare-plays"); returns where it is."""
     meter = DownloadProgress(quiet=quiet)
     path = None if mine is None else Path(mine).expanduser()
     return {"name": name, "files": [_fetched(supply, path, meter) for supply in _supplies(name)]}
 
 
 def fetch_text(found: dict[str, Any]) -> str:
-    """What `fetch` did."""
+    """The result of `fetch` as text."""
     if not found["files"]:
         return f"{found['name']} is made here; there is nothing to get"
     return "\n".join(f"{file['path']}  {_size(file['bytes'])}  from {file['source']}" for file in found["files"])
 
 
 def info(name: str) -> dict[str, Any]:
-    """All that is known of a dataset; of its examples if it is here."""
+    """Describes a dataset; its examples, too, if it is on this machine."""
     entry = get(name)
     described = _summary(entry) | {"source": entry.source, "parameters": entry.params.describe()}
     described["supplies"] = [_supply(supply) for supply in entry.supplies]
@@ -61,7 +61,7 @@ def info_text(described: dict[str, Any]) -> str:
         lines += [f"      {source}" for source in supply["sources"]]
         lines.append(f"    kept as {supply['path']}" if supply["bytes"] else "    not here yet")
         if supply["bytes"]:
-            checked = "checked" if supply["checked"] else "not checked, nobody knew what to expect"
+            checked = "checked" if supply["checked"] else "not checked: no checksum is known"
             lines.append(
                 f"      {_size(supply['bytes'])} from {supply['source']}, sha256 {supply['sha256']}, {checked}"
             )
@@ -116,7 +116,7 @@ def _examples(dataset: Dataset) -> dict[str, Any]:
 
 
 def _shown(described: dict[str, Any]) -> dict[str, str]:
-    """The examples in words."""
+    """The examples described for people."""
     known = described.get("examples")
     if known is None:
         return {"get it": f"aflock data get {described['name']}"}

@@ -1,10 +1,10 @@
-"""Who holds which training example.
+"""Partitions: which client holds which training example.
 
     shares = create("dirichlet", dataset, clients=40, seed=1, alpha=0.1, min_size=10)
     shares.indices[3]                                  # the examples of client 3, sorted
 
 Every example has exactly one client, and every client has at least one example. A split is a function registered by
-name that says whose each example is; it is handed its own random stream, so one seed gives one partition:
+name that returns the client of each example; it gets its own random stream, so one seed gives one partition:
 
     @register("halves", source="me", description="the first half and the rest", params=Params)
     def halves(dataset: Dataset, clients: int, params: Params, draws: np.random.Generator) -> Integers: ...
@@ -103,7 +103,7 @@ def _clients(entry: PartitionEntry, dataset: Dataset, clients: int | None) -> in
 
 
 def _grouped(kind: str, owners: Integers, clients: int, examples: int) -> Partition:
-    # The built-in splits cannot fail here; somebody's own can.
+    # The built-in splits cannot fail here; a user's own can.
     if owners.shape != (examples,) or owners.dtype.kind not in "iu":
         raise InputError(f"partition {kind!r} did not name one client for each of the {examples} examples")
     if owners.min() < 0 or owners.max() >= clients:

@@ -22,7 +22,7 @@ from .fetching.fetch import Supply
 P = TypeVar("P", bound=Params)
 
 Loader = Callable[[P, int], Dataset]
-"""From checked parameters and a seed to a dataset: the same both, the same data."""
+"""From checked parameters and a seed to a dataset; the same parameters and seed give the same data."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DatasetEntry:
     source: str
     description: str
     supplies: tuple[Supply, ...] = ()
-    """What must be fetched for it: the first for its default parameters; none if it is made here."""
+    """What must be fetched for it: the first for its default parameters; none if aflock generates it."""
 
     def describe(self) -> dict[str, Any]:
         """JSON values for `aflock list datasets --json`."""

@@ -1,9 +1,9 @@
-"""What every model is: a loss and its gradient as functions of one flat float32 vector.
+"""The interface of every model: a loss and its gradient as functions of one flat float32 vector.
 
     F(w; batch) = (1/B) sum_j loss(w; x_j, y_j)            gradient(w, x, y, out):   out <- grad F,  returns F
                                                            evaluate(w, x, y):        F and the accuracy on a test set
 
-A model holds no weights: whoever calls owns w, and the same model object serves every client. Both functions depend on
+A model holds no weights: the caller owns w, and the same model object serves every client. Both functions depend on
 their arguments alone (same arguments, same bits, in any process). `gradient` keeps its scratch memory between calls and
 allocates nothing of size d. Examples come as the rows of a float32 array, of any shape; labels as integers 0, 1, ...
 """
@@ -23,8 +23,11 @@ from .. import kernels
 from ..errors import CountError, VectorError
 from ..types import Accumulator, Vector
 
-Batch = npt.NDArray[Any]
+Inputs = npt.NDArray[Any]
 """B examples: (B, ...), float32; integers for a torch module that takes tokens."""
+
+Matrix = npt.NDArray[Any]
+"""float32, two axes: a layer's weights, or one row per example (activations, logits)."""
 
 Labels = npt.NDArray[Any]
 """B labels: integers, or what a loss function of one's own takes."""
@@ -32,7 +35,7 @@ Labels = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How good a model is on some examples: the mean loss, and the share it classifies right."""
+    """The mean loss of a model on some examples, and the share of them that it classifies right."""
 
     loss: float
     accuracy: float
@@ -55,39 +58,39 @@ class Model(ABC):
 
     length: int
     weights: Vector | None = None
-    """Where the model likes w to be: calls with this very vector save a copy."""
+    """The memory in which the model needs w (a torch module); calls that pass this very vector save a copy."""
     torch_order: ClassVar[bool] = True
-    """Whether w is what the parameters of the natural `nn.Module` are, one after the other."""
+    """Whether w has the order of the parameters of the equivalent `nn.Module`, one after the other."""
     buffers: int = 0
-    """How many numbers beside w stay with every client (batch norm's, if they are to be local)."""
+    """How many numbers besides w every client keeps (batch norm's, with buffers="local")."""
 
     @abstractmethod
     def init(self, draws: np.random.Generator) -> Vector:
-        """A fresh start vector, drawn from that stream alone."""
+        """A new initial model, drawn from that stream alone."""
 
     @abstractmethod
-    def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """The mean loss of a batch; overwrites all of `out` with its gradient at w."""
 
-    def trusted_gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def trusted_gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """`gradient` in the inner loop of training: a model may trust its arguments to be what `gradient` demands."""
         return self.gradient(w, x, y, out)
 
-    def descend(self, w: Vector, x: Batch, y: Labels, rate: float, out: Vector) -> float:
+    def descend(self, w: Vector, x: Inputs, y: Labels, rate: float, out: Vector) -> float:
         """w <- w - rate*gradient; returns the loss. `out` is scratch memory; arguments are trusted."""
         loss = self.trusted_gradient(w, x, y, out)
         kernels.descend(w, np.float32(rate), out)
         return loss
 
     def get_buffers(self) -> Accumulator:
-        """The numbers that stay with the client."""
+        """The numbers besides w that the client keeps."""
         return np.zeros(0)
 
     def set_buffers(self, values: Accumulator) -> None:
-        """Puts back what `get_buffers` gave."""
+        """Restores what `get_buffers` returned."""
 
     @abstractmethod
-    def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:
+    def evaluate(self, w: Vector, x: Inputs, y: Labels) -> Evaluation:
         """Mean loss and accuracy over any number of examples."""
 
 
@@ -96,7 +99,7 @@ def features(dataset: DatasetLike) -> int:
     return math.prod(dataset.train_x.shape[1:])
 
 
-def chunks(x: Batch, y: Labels, size: int) -> Iterator[tuple[Batch, Labels]]:
+def chunks(x: Inputs, y: Labels, size: int) -> Iterator[tuple[Inputs, Labels]]:
     """The examples, at most `size` at a time."""
     return ((x[i : i + size], y[i : i + size]) for i in range(0, len(x), size))
 
@@ -121,7 +124,7 @@ def check_out(out: Vector, length: int) -> None:
         raise VectorError("out is read-only; expected a vector to write the gradient into")
 
 
-def check_examples(x: Batch, y: Labels, numbers: int | None, *, tokens: bool = False) -> None:
+def check_examples(x: Inputs, y: Labels, numbers: int | None, *, tokens: bool = False) -> None:
     """Raises unless x and y are the same number of examples, at least one, of that many float32 numbers each.
 
     With `tokens` the numbers may be integers, too.

@@ -2,7 +2,7 @@
 
     F(w) = -(1/B) sum_j log softmax(z_j)[y_j] + (weight_decay/2) * |w|^2,    z_j the model's logits for x_j
 
-Weight decay pulls on every weight, biases included, which makes softmax regression strongly convex. It belongs to the
+Weight decay acts on every weight, biases included, which makes softmax regression strongly convex. It belongs to the
 loss that is trained, not to the loss that `evaluate` reports.
 """
 
@@ -15,21 +15,21 @@ import numpy as np
 from ..errors import InputError, ParameterError, VectorError
 from ..types import Vector
 from . import loops
-from .base import Batch, Evaluation, Labels, Model, check_examples, check_out, check_vector, chunks
+from .base import Evaluation, Inputs, Labels, Matrix, Model, check_examples, check_out, check_vector, chunks
 
 CHUNK = 1024
 """Examples that are evaluated at a time."""
 
 
-class Rows:
-    """A scratch matrix of `width` columns that grows to the largest batch it has met."""
+class ScratchRows:
+    """A scratch matrix of `width` columns that grows to the largest batch so far, so that a step allocates nothing."""
 
     def __init__(self, width: int) -> None:
         self._all = np.empty((0, width), np.float32)
         self._view = self._all
 
-    def __call__(self, count: int) -> Batch:
-        """The first `count` rows, whatever is in them."""
+    def __call__(self, count: int) -> Matrix:
+        """The first `count` rows; they are not initialised."""
         if len(self._view) != count:
             if len(self._all) < count:
                 self._all = np.empty((count, self._all.shape[1]), np.float32)
@@ -49,7 +49,7 @@ class Classifier(Model):
         self.classes = classes
         self.weight_decay = float(weight_decay)
 
-    def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """F at w; out <- grad F."""
         check_out(out, self.length)
         self._check(w, x, y)
@@ -57,7 +57,7 @@ class Classifier(Model):
             raise VectorError("out is w itself; expected a vector of its own for the gradient")
         return self.trusted_gradient(w, x, y, out)
 
-    def trusted_gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def trusted_gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """F at w; out <- grad F."""
         if x.ndim != 2:
             x = x.reshape(len(x), self.features)
@@ -66,7 +66,7 @@ class Classifier(Model):
             raise self._outside(y)
         return loss + loops.decay(out, self.weight_decay, w) if self.weight_decay else loss
 
-    def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:
+    def evaluate(self, w: Vector, x: Inputs, y: Labels) -> Evaluation:
         """Mean cross entropy and accuracy."""
         self._check(w, x, y)
         loss, right = 0.0, 0
@@ -79,14 +79,14 @@ class Classifier(Model):
         return Evaluation(loss / len(x), right / len(x))
 
     @abstractmethod
-    def _logits(self, w: Vector, x: Batch) -> tuple[Batch, Vector]:
+    def _logits(self, w: Vector, x: Inputs) -> tuple[Matrix, Vector]:
         """z without its bias, in scratch memory, and the bias."""
 
     @abstractmethod
-    def _gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def _gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """The mean cross entropy (or OUTSIDE); out <- its gradient."""
 
-    def _check(self, w: Vector, x: Batch, y: Labels) -> None:
+    def _check(self, w: Vector, x: Inputs, y: Labels) -> None:
         check_vector("w", w, self.length)
         check_examples(x, y, self.features)
         if y.ndim != 1 or y.dtype.kind not in "iu":

@@ -18,8 +18,8 @@ from .. import kernels
 from ..params import Params, non_negative
 from ..types import Vector
 from . import loops
-from .base import Batch, DatasetLike, Labels, features
-from .classifier import Classifier, Rows
+from .base import DatasetLike, Inputs, Labels, Matrix, features
+from .classifier import Classifier, ScratchRows
 from .registry import register
 
 
@@ -36,21 +36,21 @@ class Logistic(Classifier):
     def __init__(self, features: int, classes: int, weight_decay: float = 0.0) -> None:
         super().__init__(features, classes, weight_decay)
         self.length = classes * features + classes
-        self._z = Rows(classes)
+        self._z = ScratchRows(classes)
 
     def init(self, draws: np.random.Generator) -> Vector:
         """Zero."""
         return kernels.zeros(self.length, np.float32)
 
-    def _parts(self, v: Vector) -> tuple[Batch, Vector]:
+    def _parts(self, v: Vector) -> tuple[Matrix, Vector]:
         cut = self.classes * self.features
         return v[:cut].reshape(self.classes, self.features), v[cut:]
 
-    def _logits(self, w: Vector, x: Batch) -> tuple[Batch, Vector]:
+    def _logits(self, w: Vector, x: Inputs) -> tuple[Matrix, Vector]:
         weights, bias = self._parts(w)
         return np.matmul(x, weights.T, out=self._z(len(x))), bias
 
-    def _gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def _gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         z, bias = self._logits(w, x)
         d_weights, d_bias = self._parts(out)
         loss = loops.cross_entropy(z, bias, y, d_bias)

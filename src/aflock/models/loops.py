@@ -1,11 +1,11 @@
 """The fused loops between the matrix products: bias, ReLU, softmax and cross entropy, each in one pass.
 
-For a batch of B rows z_j (what the last matrix product gave), biases b and labels y_j:
+For a batch of B rows z_j (the result of the last matrix product), biases b and labels y_j:
 
     p_j = softmax(z_j + b),   F = -(1/B) sum_j log p_j[y_j],   dF/dz_j = (p_j - onehot(y_j))/B,   dF/db = sum_j dF/dz_j
 
 In NumPy these are ten calls of a microsecond or two each, as much as the matrix products of a small model. The loops
-work in place, allocate nothing and let NaN through.
+work in place, allocate nothing and pass NaN on.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from ..system.compiled import compiled
 from ..types import Vector
-from .base import Batch, Labels
+from .base import Labels, Matrix
 
 OUTSIDE = -1.0
-"""Returned in place of a loss (which is never negative) when a label is not one of 0 .. classes-1."""
+"""Returned instead of a loss (which is never negative) when a label is not one of 0 .. classes-1."""
 
 
 @compiled()
@@ -44,7 +44,7 @@ def _exponentials(row: Vector, b: Vector) -> tuple[np.float32, float]:
 
 
 @compiled()
-def cross_entropy(z: Batch, b: Vector, y: Labels, db: Vector) -> float:
+def cross_entropy(z: Matrix, b: Vector, y: Labels, db: Vector) -> float:
     """z <- dF/dz; db <- dF/db; returns F, or OUTSIDE before anything is changed."""
     count, classes = z.shape
     if not _inside(y, classes):
@@ -66,8 +66,8 @@ def cross_entropy(z: Batch, b: Vector, y: Labels, db: Vector) -> float:
 
 
 @compiled()
-def score(z: Batch, b: Vector, y: Labels) -> tuple[float, int]:
-    """The sum of the losses (or OUTSIDE) and how many rows have their largest entry at their label; z is used up."""
+def score(z: Matrix, b: Vector, y: Labels) -> tuple[float, int]:
+    """The sum of the losses (or OUTSIDE) and how many rows have their largest entry at their label; overwrites z."""
     count, classes = z.shape
     if not _inside(y, classes):
         return OUTSIDE, 0
@@ -82,7 +82,7 @@ def score(z: Batch, b: Vector, y: Labels) -> tuple[float, int]:
 
 
 @compiled()
-def rectify(h: Batch, b: Vector) -> None:
+def rectify(h: Matrix, b: Vector) -> None:
     """h <- max(h + b, 0)."""
     for j in range(h.shape[0]):
         for k in range(h.shape[1]):
@@ -91,7 +91,7 @@ def rectify(h: Batch, b: Vector) -> None:
 
 
 @compiled()
-def rectify_back(d: Batch, h: Batch, db: Vector) -> None:
+def rectify_back(d: Matrix, h: Matrix, db: Vector) -> None:
     """d <- d where h > 0, else 0; db <- the sum of d's rows."""
     db[:] = 0.0
     for j in range(d.shape[0]):

@@ -23,11 +23,11 @@ from ..errors import ParameterError
 from ..params import Params, non_negative
 from ..types import Vector
 from . import loops
-from .base import Batch, DatasetLike, Labels, features
-from .classifier import Classifier, Rows
+from .base import DatasetLike, Inputs, Labels, Matrix, features
+from .classifier import Classifier, ScratchRows
 from .registry import register
 
-Layer = tuple[Batch, Vector]
+Layer = tuple[Matrix, Vector]
 """W_l and b_l, as views of a flat vector."""
 
 
@@ -68,8 +68,8 @@ class Mlp(Classifier):
         sizes = (features, *self.hidden, classes)
         self._shapes = list(pairwise(sizes))
         self.length = sum(inputs * outputs + outputs for inputs, outputs in self._shapes)
-        self._forward = [Rows(outputs) for outputs in sizes[1:]]
-        self._backward = [Rows(outputs) for outputs in self.hidden]
+        self._forward = [ScratchRows(outputs) for outputs in sizes[1:]]
+        self._backward = [ScratchRows(outputs) for outputs in self.hidden]
 
     def init(self, draws: np.random.Generator) -> Vector:
         """He's normal weights, zero biases."""
@@ -88,7 +88,7 @@ class Mlp(Classifier):
             start = middle + outputs
         return parts
 
-    def _outputs(self, layers: list[Layer], x: Batch) -> list[Batch]:
+    def _outputs(self, layers: list[Layer], x: Inputs) -> list[Matrix]:
         """[h_0, .., h_{L-1}, z without its bias], each in its scratch memory."""
         outputs = [x]
         for k, (weights, _) in enumerate(layers):
@@ -97,11 +97,11 @@ class Mlp(Classifier):
             outputs.append(np.matmul(outputs[k], weights, out=self._forward[k](len(x))))
         return outputs
 
-    def _logits(self, w: Vector, x: Batch) -> tuple[Batch, Vector]:
+    def _logits(self, w: Vector, x: Inputs) -> tuple[Matrix, Vector]:
         layers = self.layers(w)
         return self._outputs(layers, x)[-1], layers[-1][1]
 
-    def _gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def _gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         layers, gradients = self.layers(w), self.layers(out)
         *inputs, d = self._outputs(layers, x)
         loss = loops.cross_entropy(d, layers[-1][1], y, gradients[-1][1])

@@ -19,7 +19,8 @@ The decision depends on the convolution alone, not on the CPU or on the process,
 clients agree to the bit. torch.backends.mkldnn.enabled would avoid the fault too, but it holds for all threads of a
 process (clients train in a thread, servers evaluate in one) and for all layers of a network: a gradient of ResNet-18
 with 4 (12) channels and 32 images took 10.0 (21.3) ms as torch has it, 10.5 (22.3) ms in `UnitStride` and 14.8 (54.4)
-ms without oneDNN, on one core with AVX-512. Convolutions inside TorchScript are out of its reach.
+ms without oneDNN, on one core with AVX-512. Convolutions inside TorchScript do not call `__torch_function__` and
+are not rewritten.
 """
 
 from __future__ import annotations
@@ -48,13 +49,17 @@ class UnitStride(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """torch calls this for each of its functions."""
+        """torch calls this instead of each of its functions, with the function and its arguments."""
         given = kwargs or {}
         return _convolve(func, *args, **given) if func in CONVOLUTIONS else func(*args, **given)
 
 
 def has_narrow(module: nn.Module) -> bool:
-    """Whether a tensor of the module may be the weight that `UnitStride` is for; a lazy one has no shape yet."""
+    """Whether the module may hold a weight that `UnitStride` is for.
+
+    Modules without one are not wrapped: the mode costs time at every call of torch. A lazy tensor has no shape yet, so
+    it counts. Buffers count, too: a module may keep a frozen weight as one.
+    """
     return any(is_lazy(tensor) or _narrow(tensor) for tensor in chain(module.parameters(), module.buffers()))
 
 
@@ -73,8 +78,9 @@ def _convolve(
     dilation: Numbers = 1,
     groups: int = 1,
 ) -> Tensor:
-    """The convolution, in the same words as torch's."""
+    """The convolution, with the names and defaults of torch's arguments: a caller may pass any of them by name."""
     steps = _each(stride, weight.ndim - 2)
+    # The last condition leaves a stride of a wrong length to torch, whose error message names it.
     if _narrow(weight) and _unpadded(padding) and max(steps) > 1 and len(steps) == weight.ndim - 2:
         every: tuple[Any, ...] = (..., *(slice(None, None, step) for step in steps))
         input, stride = input[every], 1
@@ -86,6 +92,6 @@ def _unpadded(padding: Numbers | str) -> bool:
 
 
 def _each(numbers: Numbers, dimensions: int) -> list[int]:
-    """torch takes one number, a sequence of one, or a sequence of as many as there are dimensions."""
+    """One number per dimension: torch takes one for all, a sequence of one, or a sequence with one for each."""
     each = [numbers] if isinstance(numbers, int) else list(numbers)
     return each * dimensions if len(each) == 1 else each

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from .. import kernels, rng
 from ..params import Params
 from ..types import Vector
-from .base import Batch, DatasetLike, Evaluation, Labels, Model, check_examples, check_out, check_vector, features
+from .base import DatasetLike, Evaluation, Inputs, Labels, Model, check_examples, check_out, check_vector, features
 from .registry import register
 
 
@@ -62,7 +62,7 @@ class Quadratic(Model):
         """Zero."""
         return kernels.zeros(self.length, np.float32)
 
-    def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """w minus the mean of the batch."""
         check_out(out, self.length)
         check_vector("w", w, self.length)
@@ -71,13 +71,13 @@ class Quadratic(Model):
         np.subtract(w, rows.mean(axis=0), out=out)
         return self._loss(w, rows)
 
-    def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:
+    def evaluate(self, w: Vector, x: Inputs, y: Labels) -> Evaluation:
         """Half the mean squared distance."""
         check_vector("w", w, self.length)
         check_examples(x, y, self.length)
         return Evaluation(self._loss(w, x.reshape(len(x), self.length)), math.nan)
 
-    def _loss(self, w: Vector, rows: Batch) -> float:
+    def _loss(self, w: Vector, rows: Inputs) -> float:
         return float(0.5 * np.square(rows - w, dtype=np.float64).sum(axis=1).mean())
 
 

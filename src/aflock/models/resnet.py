@@ -7,9 +7,9 @@
 Where a block doubles the channels it halves the image, and its shortcut is a 1x1 conv with norm, elsewhere x itself. No
 stride and no pooling in front: that is for images of 224x224. For w = 64, RGB and 10 classes it has 11,173,962 weights.
 
-Batch norm has 9,600 running means and variances besides, whose fate `buffers` in torch_module.py decides; they and the
-statistics of a batch differ from client to client. Group norm, the default, has no state and looks at one image at a
-time. Weights, images and activations are channels-last throughout; ReLU and the sum work in place, since no backward
+Batch norm has 9,600 running means and variances besides; `buffers` in torch_module.py says how they are treated. They
+and the statistics of a batch differ from client to client. Group norm, the default, has no state and uses one image at
+a time. Weights, images and activations are channels-last throughout; ReLU and the sum work in place, since no backward
 pass here needs what they overwrite.
 
 He, K., Zhang, X., Ren, S., Sun, J.: Deep Residual Learning for Image Recognition. CVPR 2016.
@@ -33,11 +33,11 @@ from .cnn import Shape
 from .torch_module import Policy, TorchModule
 
 Norm = Callable[[int], nn.Module]
-"""The norm of that many channels."""
+"""A norm layer for that many channels."""
 
 
-class Block(nn.Module):
-    """Two convolutions and a way around them."""
+class ResidualBlock(nn.Module):
+    """Two convolutions and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, norm: Norm) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Resnet18(nn.Module):
         self.conv = nn.Conv2d(shape[2], width, 3, padding=1, bias=False)
         self.norm = norm(width)
         widths = [width] + [width * 2**stage for stage in range(4) for _ in range(2)]
-        self.blocks = nn.Sequential(*(Block(a, b, norm) for a, b in pairwise(widths)))
+        self.blocks = nn.Sequential(*(ResidualBlock(a, b, norm) for a, b in pairwise(widths)))
         self.dense = nn.Linear(8 * width, classes)
         for part in self.modules():
             if isinstance(part, nn.Conv2d):

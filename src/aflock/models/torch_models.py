@@ -1,4 +1,4 @@
-"""The models that are torch networks: known by name without importing torch, which `create` does."""
+"""Registers the torch networks by name; torch is imported only when one of them is created."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Conv3Params(Params):
 @register("conv3", description="the CNN of Yan et al. (ICML 2025), for small images; needs torch", params=Conv3Params)
 def conv3(dataset: DatasetLike, p: Conv3Params) -> Model:
     """For the images and classes of a dataset."""
-    shape = _image(dataset, "conv3", least=8)  # three poolings leave one pixel of it
+    shape = _image(dataset, "conv3", least=8)  # three poolings leave one pixel of 8x8
     model: Model = _with_torch("conv3").model(shape, dataset.classes)
     return model
 
@@ -66,7 +66,7 @@ class Resnet18Params(Params):
 @register("resnet18", description="ResNet-18, for small images; needs torch", params=Resnet18Params)
 def resnet18(dataset: DatasetLike, p: Resnet18Params) -> Model:
     """For the images and classes of a dataset."""
-    shape = _image(dataset, "resnet18", least=16)  # 2x2 at the end: batch norm has what to average, even alone
+    shape = _image(dataset, "resnet18", least=16)  # 2x2 pixels at the end: batch norm averages them, even of one image
     model: Model = _with_torch("resnet18", "resnet").model(
         shape, dataset.classes, width=p.width, norm=p.norm, groups=p.groups, buffers=p.buffers, rate=p.rate
     )

@@ -7,10 +7,10 @@ The trainable parameters are views of one flat vector, `weights`, whose memory N
 by one copy into it, and gradients are written straight into views of `out`. Each parameter keeps the memory format it
 came with (channels-last, say); for contiguous ones the flat order is torch's `parameters_to_vector`. Frozen parameters
 (requires_grad=False) are constants of the module: not in the vector, not drawn. torch's global random state is never
-moved; dropout draws from a hash of (w, x, y), so that a gradient depends on its arguments alone, in every process.
+changed; dropout draws from a hash of (w, x, y), so that a gradient depends on its arguments alone, in every process.
 
-Buffers that belong to the module's saved state, such as the running mean and variance of batch norm, are no weights: no
-gradient moves them, the forward pass does. `buffers` says what becomes of them.
+Buffers that belong to the module's saved state, such as the running mean and variance of batch norm, are no weights:
+the forward pass changes them, no gradient does. `buffers` says how they are treated.
 
     refuse     (default) a module that has any is an error
     local      they stay with the client: `set_buffers` before its job, `get_buffers` after. Nothing of them is sent;
@@ -22,7 +22,8 @@ gradient moves them, the forward pass does. `buffers` says what becomes of them.
 
                `rate` is the local rule's eta_l. A server that averages models or deltas averages the buffers; one that
                follows gradients with its step lr moves them by lr/rate of the way, so lr = eta_l is one moving average
-               over all clients. A rule whose step is no multiple of g (momentum, Adam) needs `settle(x)` after it.
+               over all clients. A local rule whose step is not rate*g (momentum, Adam) would not carry b', and
+               `training.check_rate` refuses it.
 
 Buffers that are not float (batch norm's count of batches) cannot be averaged and stay local under both. Buffers outside
 the saved state (persistent=False: masks, position tables) are constants.
@@ -49,7 +50,7 @@ from torch.nn.parameter import is_lazy
 from .. import kernels
 from ..errors import InputError, ParameterError, VectorError
 from ..types import Accumulator, Vector
-from .base import Batch, Evaluation, Labels, Model, check_examples, check_out, check_vector, chunks
+from .base import Evaluation, Inputs, Labels, Model, check_examples, check_out, check_vector, chunks
 from .onednn import UnitStride, has_narrow
 
 Build = Callable[[], nn.Module]
@@ -63,8 +64,8 @@ CHUNK = 512
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where one tensor lies in the flat vector."""
+class _Segment:
+    """The part of the flat vector that one tensor is a view of."""
 
     start: int
     shape: tuple[int, ...]
@@ -75,7 +76,7 @@ class _Place:
 
 
 class _Buffer:
-    """One buffer of a module, wherever it is: some modules move theirs in place, some put another tensor there."""
+    """One buffer of a module, by name: some modules change its tensor in place, some assign another tensor."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         path, _, self._attribute = name.rpartition(".")
@@ -88,7 +89,7 @@ class _Buffer:
         return tensor
 
     def reclaim(self) -> None:
-        """Brings the present value back into the tensor that was there at first."""
+        """Copies the present value into the original tensor, a view of `weights`, and assigns that again."""
         if self.tensor is not self._own:
             self._own.copy_(self.tensor.detach())
             setattr(self._owner, self._attribute, self._own)
@@ -124,7 +125,7 @@ class TorchModule(Model):
 
     def _move_in(self, tensors: list[Tensor]) -> None:
         """Makes the tensors views of `weights`, at the values they have."""
-        self._places = list(_placed(tensors))
+        self._segments = list(_laid_out(tensors))
         self.length = sum(tensor.numel() for tensor in tensors)
         self.weights: Vector = kernels.zeros(self.length, np.float32)
         self._fill(self.weights, tensors)
@@ -136,7 +137,7 @@ class TorchModule(Model):
         self._gradients: list[Tensor] = []
 
     def init(self, draws: np.random.Generator) -> Vector:
-        """The weights of a module built from that stream; those the module came with if it was no function."""
+        """The weights of a module built from that stream; those the module came with if it was given as it is."""
         if self._build is None:
             return self._start.copy()
         fresh = _built(self._build, int(draws.integers(2**63)))
@@ -145,7 +146,7 @@ class TorchModule(Model):
         self._fill(w, [*(p for _, p in _trainable(fresh)), *(buffer.tensor for buffer in buffers)])
         return w
 
-    def gradient(self, w: Vector, x: Batch, y: Labels, out: Vector) -> float:
+    def gradient(self, w: Vector, x: Inputs, y: Labels, out: Vector) -> float:
         """The mean loss in training mode; out <- its gradient, and (b - b')/rate for averaged buffers."""
         check_out(out, self.length)
         if out is self.weights or out is w:
@@ -154,7 +155,7 @@ class TorchModule(Model):
         self._write(gradients, out)
         return loss
 
-    def descend(self, w: Vector, x: Batch, y: Labels, rate: float, out: Vector) -> float:
+    def descend(self, w: Vector, x: Inputs, y: Labels, rate: float, out: Vector) -> float:
         """w <- w - rate*gradient; in place, without a flat gradient, where w is `weights`."""
         if w is not self.weights or self._averaged:
             return super().descend(w, x, y, rate, out)
@@ -164,7 +165,7 @@ class TorchModule(Model):
             torch._foreach_add_([p for p, _ in moved], [g for _, g in moved], alpha=-rate)
         return loss
 
-    def _autograd(self, w: Vector, x: Batch, y: Labels) -> tuple[float, Sequence[Tensor | None]]:
+    def _autograd(self, w: Vector, x: Inputs, y: Labels) -> tuple[float, Sequence[Tensor | None]]:
         """The loss and the gradient of every parameter."""
         self._load(w, x, y)
         self.module.train()
@@ -174,14 +175,14 @@ class TorchModule(Model):
         return float(loss.detach()), gradients
 
     def _write(self, gradients: Sequence[Tensor | None], out: Vector) -> None:
-        if out is not self._out:  # the views are kept: whoever calls mostly calls with the same vector again
+        if out is not self._out:  # the views are kept: a trainer passes the same vector at every step
             self._out, self._gradients = out, self._views(out)
         for view, gradient in zip(self._gradients, gradients, strict=False):
             view.zero_() if gradient is None else view.copy_(gradient)
         if self.rate is not None:
             out[self._trained :] = (self._before - self._after) / np.float32(self.rate)
 
-    def evaluate(self, w: Vector, x: Batch, y: Labels) -> Evaluation:
+    def evaluate(self, w: Vector, x: Inputs, y: Labels) -> Evaluation:
         """Mean loss in evaluation mode; accuracy over all labels if y are classes (on axis 1), else NaN."""
         self._load(w, x, y)
         self.module.eval()
@@ -201,7 +202,7 @@ class TorchModule(Model):
         return np.concatenate([np.zeros(0), *parts])
 
     def set_buffers(self, values: Accumulator) -> None:
-        """Puts back what `get_buffers` gave."""
+        """Restores what `get_buffers` returned."""
         sizes = [buffer.tensor.numel() for buffer in self._kept]
         if np.shape(values) != (sum(sizes),):
             raise VectorError(f"the buffers have the shape {np.shape(values)}; expected ({sum(sizes)},)")
@@ -211,14 +212,9 @@ class TorchModule(Model):
             buffer.tensor.detach().copy_(part)
             start += size
 
-    def settle(self, x: Vector) -> None:
-        """Writes b' of the last `gradient` into x, for local rules whose step is not x - rate*g."""
-        check_out(x, self.length)
-        x[self._trained :] = self._after
-
     @contextmanager
     def _buffers_put_back(self) -> Iterator[None]:
-        """Inside, the averaged buffers move from b to b'; afterwards b' is known and the module has b again."""
+        """Inside, the forward pass changes the averaged buffers from b to b'; afterwards the module has b again."""
         now = self.weights[self._trained :]
         self._before[:] = now
         try:
@@ -231,7 +227,7 @@ class TorchModule(Model):
 
     # --- the flat vector
 
-    def _load(self, w: Vector, x: Batch, y: Labels) -> None:
+    def _load(self, w: Vector, x: Inputs, y: Labels) -> None:
         check_vector("w", w, self.length)
         check_examples(x, y, self.features, tokens=True)
         self._check_labels(y)
@@ -240,7 +236,7 @@ class TorchModule(Model):
 
     def _views(self, v: Vector) -> list[Tensor]:
         flat = torch.from_numpy(v)
-        return [place.of(flat) for place in self._places]
+        return [segment.of(flat) for segment in self._segments]
 
     def _fill(self, v: Vector, tensors: list[Tensor]) -> None:
         for view, tensor in zip(self._views(v), tensors, strict=True):
@@ -272,7 +268,7 @@ class TorchModule(Model):
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Inside, torch draws from that seed; afterwards it goes on as if nothing had been drawn."""
+    """Inside, torch draws from that seed; afterwards its global generator has the state it had before."""
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -281,8 +277,8 @@ def _seeded(seed: int) -> Iterator[None]:
         torch.default_generator.set_state(state)
 
 
-def _seed_of(w: Vector, x: Batch, y: Labels) -> int:
-    """A hash of some of the weights, the first example and the labels."""
+def _seed_of(w: Vector, x: Inputs, y: Labels) -> int:
+    """A hash of about 256 weights, the first example and the labels; a hash of everything would take too long."""
     digest = hashlib.blake2b(w[:: 1 + w.size // 256].tobytes(), digest_size=8)
     digest.update(x[0].tobytes())
     digest.update(y.tobytes())
@@ -298,7 +294,7 @@ def _built(build: Build, seed: int) -> nn.Module:
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:
-    """A tensor on the array's own memory, or on a copy where torch would complain; integers as int64."""
+    """A tensor on the array's own memory, or on a copy if that is read-only or not contiguous; integers as int64."""
     if array.dtype.kind in "iu":
         array = array.astype(np.int64, copy=False)
     return torch.from_numpy(array if array.flags.c_contiguous and array.flags.writeable else array.copy())
@@ -314,10 +310,11 @@ def _trainable(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return ((name, p) for name, p in module.named_parameters() if p.requires_grad)
 
 
-def _placed(tensors: Iterable[Tensor]) -> Iterator[_Place]:
+def _laid_out(tensors: Iterable[Tensor]) -> Iterator[_Segment]:
     start = 0
     for tensor in tensors:
-        yield _Place(start, tuple(tensor.shape), torch.empty_like(tensor).stride())
+        # empty_like drops gaps and overlaps (an expanded tensor), but keeps the memory format
+        yield _Segment(start, tuple(tensor.shape), torch.empty_like(tensor).stride())
         start += tensor.numel()
 
 

@@ -2,7 +2,7 @@
 
     tokens (B, T) -> encoder of the checkpoint -> its classification head
 
-The checkpoint is a folder, an installed package that carries one, or a name on the hub (DistilBERT, BERT, MiniLM ...).
+The checkpoint is a folder, an installed package that contains one, or a name on the hub (DistilBERT, BERT, MiniLM ...).
 Tokens come from the dataset (20newsgroups with representation = "tokens" and the checkpoint's tokenizer); padding is
 masked. The start is the checkpoint's weights and a head drawn from the seed; dropout draws from the batch, as in
 torch_module.py.
@@ -37,19 +37,19 @@ class Encoder(nn.Module):
 
 def model(checkpoint: str, classes: int, length: int, layers: int | None) -> TorchModule:
     """The network as a flat-vector model, for rows of that many tokens; `layers` keeps the first ones only."""
-    place = locate(checkpoint)
+    source = locate(checkpoint)
 
     def build() -> nn.Module:
         from transformers import AutoConfig, AutoModelForSequenceClassification
         from transformers.utils import logging
 
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # that the head is new is news to nobody
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it would warn that the head is untrained
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            config = AutoConfig.from_pretrained(place, num_labels=classes)
+            config = AutoConfig.from_pretrained(source, num_labels=classes)
             if layers is not None:
                 config.num_hidden_layers = layers
-            inner = AutoModelForSequenceClassification.from_pretrained(place, config=config)
+            inner = AutoModelForSequenceClassification.from_pretrained(source, config=config)
         except (OSError, ValueError) as error:
             raise InputError(f"the checkpoint {checkpoint!r} cannot be loaded: {str(error).splitlines()[0]}") from None
         inner.to(torch.float32)

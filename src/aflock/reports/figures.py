@@ -1,4 +1,4 @@
-"""Pictures: accuracy against what it cost, one line per rule, with the interval over seeds."""
+"""Figures: accuracy against its cost, one line per rule, with the 95 % interval over seeds."""
 
 from __future__ import annotations
 
@@ -74,35 +74,33 @@ def _draw(
     rows = -(-len(panels) // columns)
     figure = _figure(1 + 4.5 * columns, 0.4 + 3.8 * rows)
     grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    places = list(grid.flat)
-    for place, (curves, axis, name) in zip(places, panels, strict=False):
+    axes = list(grid.flat)
+    for ax, (curves, axis, name) in zip(axes, panels, strict=False):
         for k, (rule, runs) in enumerate(curves.items()):
-            _plot(place, rule, runs, axis, metric, k)
-        place.set_xlabel(AXES[axis])
-        place.set_title(name, fontsize=10)
-        place.grid(alpha=0.25)
+            _plot(ax, rule, runs, axis, metric, k)
+        ax.set_xlabel(AXES[axis])
+        ax.set_title(name, fontsize=10)
+        ax.grid(alpha=0.25)
     for row in grid:
         row[0].set_ylabel(f"test {metric}")
-    for place in places[len(panels) :]:
-        place.set_axis_off()
-    where = places[-1] if len(places) > len(panels) else places[len(panels) - 1]
-    handles, labels = places[0].get_legend_handles_labels()
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    where = axes[-1] if len(axes) > len(panels) else axes[len(panels) - 1]
+    handles, labels = axes[0].get_legend_handles_labels()
     where.legend(handles, labels, fontsize=8, loc="lower right" if where.axison else "center", ncols=2)
     figure.suptitle(title, fontsize=11)
     _save(figure, file)
 
 
-def _plot(place: Any, rule: str, runs: Sequence[Curve], axis: str, metric: str, k: int) -> None:
+def _plot(ax: Any, rule: str, runs: Sequence[Curve], axis: str, metric: str, k: int) -> None:
     color, style = f"C{k % 10}", ("-", "--", ":")[k // 10 % 3]
     grid, values = _sampled(runs, axis, metric)
     mean = values.mean(axis=0)
-    place.plot(grid, mean, label=rule, color=color, lw=1.8, ls=style)
+    ax.plot(grid, mean, label=rule, color=color, lw=1.8, ls=style)
     if len(runs) > 1:
         half = np.array([half_interval(column) for column in values.T])
         top = 1.0 if metric == "accuracy" else np.inf
-        place.fill_between(
-            grid, np.maximum(mean - half, 0), np.minimum(mean + half, top), color=color, alpha=0.15, lw=0
-        )
+        ax.fill_between(grid, np.maximum(mean - half, 0), np.minimum(mean + half, top), color=color, alpha=0.15, lw=0)
 
 
 def _sampled(runs: Sequence[Curve], axis: str, metric: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""Progress of long work: one bar on a terminal, a plain line now and then elsewhere, nothing when asked."""
+"""Shows the progress of runs: a bar on a terminal, a line every few seconds elsewhere, nothing if `quiet`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ProgressBar:
         budget = experiment.section("budget")
         limits: dict[str, float | None] = {"uploads": budget.uploads, "versions": budget.versions, "time": budget.time}
         given = ((unit, limit) for unit, limit in limits.items() if limit is not None)
-        self._unit, self._limit = next(given, ("uploads", math.inf))  # without any the run will be refused
+        self._unit, self._limit = next(given, ("uploads", math.inf))  # the engine refuses a run without any
         self._runs = runs
         self._done = 0
         self._current: tuple[str, int] | None = None
         self._quiet = quiet
         self._bar: Any = None
         self._task: Any = None
-        self._spoke = time.monotonic()
+        self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
@@ -45,19 +45,19 @@ class ProgressBar:
             self._bar.stop()
 
     def update_named(self, name: str, seed: int, simulation: Simulation) -> None:
-        """A step of one of several runs."""
+        """Like `update`, for one of several runs."""
         if self._current is not None and self._current != (name, seed):
             self._done += 1
         self._current = (name, seed)
         self.update(simulation)
 
     def update(self, simulation: Simulation) -> None:
-        """A step of the run; most are passed over, so that watching costs nothing."""
+        """Shows the run's state; most calls return at once, so that progress costs next to nothing."""
         now = time.monotonic()
         pause = _SECONDS_BETWEEN_UPDATES if self._bar is not None else _SECONDS_BETWEEN_LINES
-        if self._quiet or now - self._spoke < pause:
+        if self._quiet or now - self._printed < pause:
             return
-        self._spoke = now
+        self._printed = now
         tally, last = simulation.engine.tally, simulation.measurements[-1]
         spent = {"uploads": tally.updates, "versions": simulation.strategy.version, "time": simulation.engine.clock.now}
         rate = tally.updates / max(simulation.seconds, 1e-9)

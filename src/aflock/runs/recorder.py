@@ -1,4 +1,4 @@
-"""What a run leaves behind: one folder with everything about it, safe against a crash at any moment.
+"""Records a run in one folder, so that a crash at any moment loses nothing before the last checkpoint.
 
     config.toml               the resolved experiment: every key with its value
     partition.txt, .png       who holds how much of which class
@@ -6,12 +6,12 @@
     trace.jsonl               one line per event: pull, arrival, drop, join, leave ...
     checkpoint.safetensors    the last checkpoint; replaced whole
     model.safetensors         the final model
-    result.json               what the run came to; its presence means that the run has ended
+    result.json               the result; it exists only when the run has ended
     accuracy.png
     tensorboard/              if asked for
 
-Lines are appended as they happen. A checkpoint remembers how long the two files were, and resuming cuts them back to
-it, so that a resumed run leaves the same files as one that was never interrupted.
+Events and evaluations are appended as they happen. A checkpoint holds the lengths of the two files, and a resumed run
+cuts them back to these, so that a resumed run leaves the same files as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import numpy as np
 from .. import state
 from ..errors import AflockError, InputError, StateError
 from ..events import Event
-from ..reports.board import Board
 from ..reports.figures import accuracy_figure, partition_figure
+from ..reports.tensorboard import TensorBoardWriter
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Result, Simulation
 from ..system.files import locked, to_json, write_whole
@@ -39,7 +39,7 @@ Watch = Callable[[Simulation], None]
 
 
 class Unwritable(AflockError):
-    """The folder of a run cannot be written any more: the disk is full, say."""
+    """The folder of a run cannot be written any more, for example because the disk is full."""
 
 
 class Recorder:
@@ -53,7 +53,7 @@ class Recorder:
         self._every = experiment.section("checkpoint").every
         self._saved_at = 0
         self._due = False
-        self._board = Board(folder / "tensorboard") if tensorboard else None
+        self._tensorboard = TensorBoardWriter(folder / "tensorboard") if tensorboard else None
         self._files: dict[str, IO[str]] = {}
         self._lock: IO[str] | None = None
         self.simulation = Simulation(
@@ -71,19 +71,19 @@ class Recorder:
         self.simulation.close()
         if self._lock is not None:
             self._lock.close()
-        if self._board is not None:
-            self._board.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
 
     # -- beginning, going on, ending --------------------------------------------------------------------------------
 
-    def _take(self) -> None:
-        """One process at a time writes into a folder: this one, from now on."""
+    def _lock_folder(self) -> None:
+        """Locks the folder, so that no other process writes into it."""
         self._lock = open(self.folder / "config.toml", encoding="utf-8")  # noqa: SIM115  # closed with the recorder
         if not locked(self._lock.fileno()):
             raise InputError(f"{self.folder} is being written by another process; wait until it has ended")
 
     def create(self) -> None:
-        """Makes the folder; one that cannot be begun is not left behind."""
+        """Makes the folder; removes it again if its first file cannot be written."""
         text = self.simulation.experiment.text()
         try:
             self.folder.mkdir(parents=True)
@@ -94,11 +94,11 @@ class Recorder:
         except OSError:
             self.folder.rmdir()
             raise
-        self._take()
+        self._lock_folder()
 
     def load(self) -> None:
-        """Back to the last checkpoint, or to the start if there is none."""
-        self._take()
+        """Loads the last checkpoint, or begins again if there is none."""
+        self._lock_folder()
         file, lengths = self.folder / "checkpoint.safetensors", {"metrics": 0, "trace": 0}
         if file.is_file():
             saved = state.load(file)
@@ -118,11 +118,11 @@ class Recorder:
             path = self.folder / f"{name}.jsonl"
             if path.exists():
                 os.truncate(path, length)
-        if self._board is not None:
-            self._board.forget_after(self.simulation.engine.tally.updates)
+        if self._tensorboard is not None:
+            self._tensorboard.forget_after(self.simulation.engine.tally.updates)
 
     def run(self, stop: Callable[[], bool]) -> Result | None:
-        """To the end, or until `stop` says so: then it is saved, and there is no result yet."""
+        """Runs to the end, or until `stop` returns true: then it saves a checkpoint and returns no result."""
         try:
             with self._open_files():
                 ended = False
@@ -152,7 +152,7 @@ class Recorder:
                 file.close()
 
     def _trim(self) -> None:
-        """Cuts off what is not a whole line, and removes what is not a whole file."""
+        """Cuts off incomplete lines and removes incomplete files."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
@@ -169,8 +169,8 @@ class Recorder:
         described = asdict(measurement)
         self._files["metrics"].write(to_json(described) + "\n")
         self._files["metrics"].flush()
-        if self._board is not None:
-            self._board.add(measurement.uploads, described)
+        if self._tensorboard is not None:
+            self._tensorboard.add(measurement.uploads, described)
 
     def _on_upload(self, simulation: Simulation) -> None:
         if simulation.strategy.version - self._saved_at >= self._every:
@@ -217,7 +217,7 @@ def write_partition(dataset: Any, partition: Any, folder: Path) -> str:
 
 
 def _whole_lines(path: Path) -> int:
-    """How long a file is up to the end of its last whole line."""
+    """The length of a file up to the end of its last complete line."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         begin = max(0, size - 2**16)

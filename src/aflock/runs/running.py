@@ -1,4 +1,4 @@
-"""Running experiments: in memory, into a folder (`recorder.py` says what is in it), several rules side by side."""
+"""Runs experiments: in memory, into a folder (`recorder.py` says what is in it), or several rules for a comparison."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def run(
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another --out, or --resume {folder}")
     with Recorder(experiment, folder, watch, workers, tensorboard) as recorder:
-        recorder.create()  # not before: what cannot run says so without leaving a folder
+        recorder.create()  # only now: an experiment that cannot run leaves no folder
         return _to_the_end(recorder)
 
 
 def resume(
     experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0, tensorboard: bool = False
 ) -> Result:
-    """Goes on with an interrupted run, to the same bits as if nothing had happened."""
+    """Resumes an interrupted run, to the same bits as without the interruption."""
     config = folder / "config.toml"
     if not config.is_file():
         raise InputError(f"{folder} is not the folder of a run; expected a config.toml in it")
@@ -93,7 +93,7 @@ def _listening() -> Iterator[Callable[[], bool]]:
 
     try:
         before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not in the main thread: nobody can press Ctrl-C here
+    except ValueError:  # signals can be handled in the main thread only
         yield lambda: False
         return
     try:
@@ -120,7 +120,7 @@ def compare(
                 simulation.run()
                 found.setdefault(name, []).append((simulation.result(), simulation.measurements))
             del simulation
-            gc.collect()  # its parts refer to each other, and the next run needs the room
+            gc.collect()  # its parts refer to each other: only a collection frees the memory for the next run
     return found
 
 

@@ -1,1 +1,1 @@
-"""What shows the product: the demo, and every rule on a problem with a known optimum."""
+"""Demonstrations: `aflock demo`, and `aflock optimum`, every rule on a problem with a known optimum."""

@@ -1,8 +1,8 @@
 """The demonstration: heterogeneity amplification on handwritten digits.
 
-Forty clients hold one-sided parts of the digits; half of them is eight times slower. Once the slow ones hold the later
-digits (speed goes with the data), once they are any (it does not). Every rule meets the same clients, data, batches and
-job durations and gets the same number of uploads: what differs is what it makes of them.
+Forty clients hold few classes of the digits each; half of the clients is eight times slower. In one setting the slow
+ones hold the later digits (speed is correlated with the data), in the other any clients are slow (it is not). Every
+rule gets the same clients, data, batches, job durations and number of uploads: only the rule differs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Who reaches the optimum: every rule on one federation whose fast clients want another one than its slow ones.
+"""Which rules reach the optimum: every rule on one federation whose fast and slow clients have different optima.
 
-Half of the clients is eight times as fast as the other half and pulls the model its way; who corrects for that reaches
-the optimum of all clients, who does not stops short of it. The clients are quadratics, so the optimum is known. All
-rules see the same clients, speeds and durations. Time is virtual: an event queue ordered by (time, sequence).
+Half of the clients is eight times as fast as the other half, so the model moves towards their optimum. A rule that
+corrects for that reaches the optimum of all clients; one that does not ends nearer to that of the fast ones. The
+clients are quadratics, so the optimum is known. All rules get the same clients, speeds and durations. Time is virtual:
+an event queue ordered by (time, sequence).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..types import Job, Update, Vector
 CLIENTS, LENGTH, SLOWDOWN, ARRIVALS = 12, 20, 8.0, 10_000
 STEP = 0.05
 REACHED = 0.02
-"""A final distance below this part of the initial one counts as the optimum; who misses it ends far above."""
+"""A final distance below this part of the initial one counts as the optimum; rules that miss it end far above."""
 
 _MOMENTUM: dict[str, Any] = {"buffer": 3, "beta": 0.3}
 
@@ -53,8 +54,8 @@ _LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass
-class Run:
-    """Where a rule went: its distance from the optimum, as a part of the initial one, after each 1/100 of it."""
+class RuleRun:
+    """One rule's run: its distance from the optimum, as a part of the initial one, after each 1/100 of the arrivals."""
 
     name: str
     settings: dict[str, Any]
@@ -77,7 +78,7 @@ class Run:
         return self.final < REACHED
 
 
-def run(name: str, *, arrivals: int = ARRIVALS, seed: int = 0, **changes: Any) -> Run:
+def run(name: str, *, arrivals: int = ARRIVALS, seed: int = 0, **changes: Any) -> RuleRun:
     """Drives one rule through the federation; `changes` override its settings."""
     problem = Quadratics.random(CLIENTS, LENGTH, seed)
     settings = SETTINGS.get(name, {}) | changes
@@ -87,7 +88,7 @@ def run(name: str, *, arrivals: int = ARRIVALS, seed: int = 0, **changes: Any) -
     client_rule = local.create(rule, **options)
     w0 = np.full(LENGTH, 3.0, np.float32)
     start = float(np.linalg.norm(w0 - problem.optimum))
-    result, stalenesses, fast = Run(name, settings, arrivals), 0, 0
+    result, stalenesses, fast = RuleRun(name, settings, arrivals), 0, 0
     memories: list[local.Memory] = [{} for _ in range(CLIENTS)]
     coordinator.start(w0)
     for count, (now, job) in enumerate(_arrivals(coordinator, arrivals, seed)):
@@ -123,12 +124,12 @@ def _arrivals(coordinator: Coordinator, count: int, seed: int) -> Iterator[tuple
         yield now, job
 
 
-def describe(item: Run) -> dict[str, Any]:
+def describe(item: RuleRun) -> dict[str, Any]:
     """JSON values of a run."""
     return asdict(item) | {"final": item.final, "reached": item.reached, "threshold": REACHED}
 
 
-def table(runs: list[Run]) -> str:
+def table(runs: list[RuleRun]) -> str:
     """The result as text, nearest to the optimum first."""
     lines = [
         f"{CLIENTS} clients, half of them {SLOWDOWN:g}x slower and with other data; {runs[0].arrivals} reports each.",

@@ -1,1 +1,1 @@
-"""Virtual time: a federation on one clock, fair to every rule and repeatable to the last bit."""
+"""Simulation in virtual time: all rules get the same clients and durations, and runs repeat to the last bit."""

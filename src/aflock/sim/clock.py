@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Clock(Generic[T]):
-    """What is going to happen, and when."""
+    """The events to come, each with its time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -23,7 +23,7 @@ class Clock(Generic[T]):
         return len(self.heap)
 
     def at(self, time: float, item: T) -> None:
-        """Puts an item at a time, behind all that are there already."""
+        """Schedules an item at that time, behind all items of the same time."""
         heapq.heappush(self.heap, (time, self._sequence, item))
         self._sequence += 1
 
@@ -38,11 +38,11 @@ class Clock(Generic[T]):
         return self.heap[0][0]
 
     def entries(self) -> list[tuple[float, int, T]]:
-        """All that is planned, in order; for saving."""
+        """All scheduled items, in order; for saving."""
         return sorted(self.heap, key=lambda entry: entry[:2])
 
     def restore(self, now: float, sequence: int, entries: list[tuple[float, int, T]]) -> None:
-        """Takes over what `entries` returned; `sequence` is the number the next item gets."""
+        """Restores what `entries` returned; `sequence` is the number the next item gets."""
         self.now, self._sequence = now, sequence
         self.heap = list(entries)
         heapq.heapify(self.heap)

@@ -25,10 +25,10 @@ from ..coordination.tally import Tally
 from ..errors import AflockError, VectorError
 from ..local import Memory
 from ..types import Job, Receipt, Update
+from .client_training import ClientTraining as Workshop
 from .clock import Clock
 from .executors import Executor, Order
 from .fleet import Fleet
-from .workshop import Workshop
 
 
 @dataclass(slots=True)
@@ -321,17 +321,17 @@ class Engine:
 
     def _expect_leave(self, client: int, count: int) -> None:
         """A stretch of presence begins: puts its end on the clock; one of no length has ended before any job."""
-        turn, item = self.fleet.turn(client, count), Item("away", client, count)
-        if turn > 0:
-            self.clock.at(self.clock.now + self._whole(turn), item)
+        stretch, item = self.fleet.stretch(client, count), Item("away", client, count)
+        if stretch > 0:
+            self.clock.at(self.clock.now + self._whole(stretch), item)
         else:
             self.deliver(item)
 
     def _on_away(self, item: Item) -> None:
         if self.coordinator.knows(item.client):
             self.coordinator.suspend(item.client, self.clock.now)
-            turn = self._whole(self.fleet.turn(item.client, item.number + 1))
-            self.clock.at(self.clock.now + turn, Item("back", item.client, item.number + 1))
+            stretch = self._whole(self.fleet.stretch(item.client, item.number + 1))
+            self.clock.at(self.clock.now + stretch, Item("back", item.client, item.number + 1))
 
     def _on_back(self, item: Item) -> None:
         if self.coordinator.knows(item.client) and not self._vanished(item.client):

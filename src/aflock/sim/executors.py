@@ -1,4 +1,4 @@
-"""Where jobs are worked on: an executor decides when and where the sums are done; the order is the clock's."""
+"""Executors decide where and when a job is computed; the clock decides the order of events."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from ..local import Memory, Trained
 from ..types import Job
-from .workshop import Workshop
+from .client_training import ClientTraining
 
 
 class Order(NamedTuple):
-    """A job on its way: everything that decides its result."""
+    """A job to compute, with everything that its result depends on."""
 
     job: Job
     number: int
@@ -19,50 +19,50 @@ class Order(NamedTuple):
     memory: Memory
     delay: float
     due: float = 0.0
-    """When the result will be asked for, as far as is known: earlier ones are worked on first."""
+    """The time at which the engine will ask for the result, if it is known: executors compute earlier ones first."""
 
     @property
     def kind(self) -> str:
-        """What it is on the clock: the return of a job."""
+        """The kind of event it is on the clock."""
         return "job"
 
     @property
     def client(self) -> int:
-        """Whose it is."""
+        """The client whose job it is."""
         return self.job.client
 
 
 class Executor(ABC):
-    """Takes orders when jobs are handed out, gives results when they arrive."""
+    """The engine submits an order when it gives a job, and asks for the result when the job arrives."""
 
     @abstractmethod
     def submit(self, order: Order) -> None:
-        """A job has been handed out; it may be worked on from now on."""
+        """Takes an order; it may be computed from now on."""
 
     @abstractmethod
     def result(self, order: Order) -> Trained:
-        """The result of a submitted order; asked for once."""
+        """The result of a submitted order; the engine asks for it once."""
 
     @abstractmethod
     def cancel(self, order: Order) -> None:
-        """Nobody waits for that order any more."""
+        """The engine will not ask for the result of that order."""
 
     def close(self) -> None:
-        """Ends what the executor started."""
+        """Ends the processes that the executor started."""
 
 
 class Inline(Executor):
-    """In this process, when the result is asked for."""
+    """Computes every order in this process, when its result is asked for."""
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, training: ClientTraining) -> None:
+        self._training = training
 
     def submit(self, order: Order) -> None:
-        """Waits."""
+        """Does nothing: `result` gets the order again."""
 
     def result(self, order: Order) -> Trained:
-        """Works now."""
-        return self._workshop.train(order.job, order.number, order.steps, order.memory, order.delay)
+        """Computes the order."""
+        return self._training.train(order.job, order.number, order.steps, order.memory, order.delay)
 
     def cancel(self, order: Order) -> None:
-        """There is nothing to stop."""
+        """Does nothing: the order was not begun."""

@@ -1,4 +1,4 @@
-"""The clients as machines: how fast each is, how far away, when it is there at all.
+"""The clients as machines: how fast each computes, how long its messages travel, when it is present.
 
     duration of job k of client i = speed_i * delay(u_ik) [* K]  +  latency + bytes/bandwidth
 
@@ -21,12 +21,13 @@ from ..errors import ParameterError
 from ..params import Params, choice, non_negative, positive, switch, unit
 from .delays import Delay
 
-_SPEED, _JOB, _LOSS, _ROLE, _TURN = range(5)
+# The numbers are part of the seeds: another order draws other fleets.
+_SPEED, _JOB, _LOSS, _ROLE, _STRETCH = range(5)
 
 
 @dataclass(frozen=True)
 class FleetParams(Params):
-    """What distinguishes the clients of a federation."""
+    """How the clients of a federation differ."""
 
     slow_share: float = unit(0.0, "part of the clients that is slow", zero=True, one=True)
     slowdown: float = positive(8.0, "how many times slower they are")
@@ -54,7 +55,7 @@ class FleetParams(Params):
 
 @dataclass(frozen=True)
 class Change:
-    """A client comes or goes."""
+    """A client joins, leaves, goes away or comes back."""
 
     time: float
     kind: str  # "join", "leave", "away" or "back"
@@ -62,7 +63,7 @@ class Change:
 
 
 class Fleet:
-    """The machines of a federation."""
+    """The simulated clients of a federation: how long their jobs take and when they are present."""
 
     def __init__(
         self,
@@ -78,13 +79,15 @@ class Fleet:
         self.clients = clients
         self.delay = delay
         self._key = rng.counter_key(seed, "fleet")
-        self._jobs, self._losses, self._turns = (rng.branch(self._key, part) for part in (_JOB, _LOSS, _TURN))
+        self._jobs, self._losses, self._stretches = (rng.branch(self._key, part) for part in (_JOB, _LOSS, _STRETCH))
         self.speeds = self._speeds(ranking)
         self._factors: list[float] = self.speeds.tolist()
         self.roles = self._roles()
         p = self.p
         self._plain = not (p.per_step or p.latency or p.bandwidth)
         self._unreliable = bool(p.silent_share or p.loss)
+        # A delay that does not override `draw` depends on u alone, not on the client or the job: `duration`, which runs
+        # once per job, then calls `quantile` itself and saves a call.
         self._same_for_all = type(delay).draw is Delay.draw
         self._silent = set(np.flatnonzero(self.roles == "silent").tolist())
         if not np.isin(self.roles, ("member", "late")).any():
@@ -123,7 +126,7 @@ class Fleet:
         return roles
 
     def returns(self, client: int, job: int) -> bool:
-        """Whether that job ever comes back."""
+        """Whether the client ever returns that job."""
         if client in self._silent:
             return False
         return not self.p.loss or rng.fraction(self._losses, client, job) >= self.p.loss
@@ -140,28 +143,28 @@ class Fleet:
         return time
 
     def initial(self) -> list[int]:
-        """The clients that are there from the start."""
+        """The clients that are present from the start."""
         return np.flatnonzero(self.roles != "late").tolist()
 
     def planned(self) -> Iterator[Change]:
-        """Comings and goings whose time is fixed beforehand."""
+        """The joins and leaves whose times are known before the run."""
         for client in np.flatnonzero(self.roles == "leaver").tolist():
             yield Change(self.p.dropout_at, "leave", client)
         for client in np.flatnonzero(self.roles == "late").tolist():
             yield Change(self.p.late_at, "join", client)
 
-    def turn(self, client: int, count: int) -> float:
+    def stretch(self, client: int, count: int) -> float:
         """How long the client's count-th stretch of presence (even) or absence (odd) lasts.
 
-        In a regular rhythm the first two are what is left of a period that has begun before.
+        In a regular rhythm the first two are the rest of a period that began at a random time before the start.
         """
         if self.p.on is None:
             return math.inf
         on, off = self.p.on, self.p.off
         if self.p.rhythm == "random":
             mean = off if count % 2 else on
-            return -mean * math.log1p(-rng.fraction(self._turns, client, count))
-        phase = rng.fraction(self._turns, client, 0) * (on + off)
+            return -mean * math.log1p(-rng.fraction(self._stretches, client, count))
+        phase = rng.fraction(self._stretches, client, 0) * (on + off)
         if count == 0:
             return max(0.0, on - phase)
         if count == 1:

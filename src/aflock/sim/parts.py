@@ -1,4 +1,4 @@
-"""What an experiment is made of, put together: the same parts in every process that builds them from the same file."""
+"""Builds the parts of an experiment: every process that builds them from the same file gets the same parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..models.base import Model
 from ..strategies.base import Strategy
 from ..training import check_rate
 from . import delays
+from .client_training import ClientTraining
 from .experiment import Experiment, Named
 from .fleet import Fleet
-from .workshop import Workshop
 
 
 @dataclass(frozen=True)
@@ -26,23 +26,23 @@ class Parts:
     fleet: Fleet
     strategy: Strategy
     model: Model
-    workshop: Workshop
+    workshop: ClientTraining
 
 
 def assemble(experiment: Experiment) -> Parts:
-    """Everything random in it depends on the experiment's seeds alone."""
+    """Builds all parts; everything random in them depends on the experiment's seeds alone."""
     section, seeds = experiment.section, experiment.section("seeds")
     dataset, shares = split(experiment)
     fleet = _fleet(experiment, dataset, shares)
     rule: Named = section("strategy")
     strategy = strategies.create(rule.name, len(fleet.initial()), seed=seeds.training, **rule.params)
     model = models.create(section("model").name, dataset, **section("model").params)
-    workshop = _workshop(experiment, dataset, shares, strategy, model)
-    return Parts(dataset, shares, fleet, strategy, model, workshop)
+    training = _client_training(experiment, dataset, shares, strategy, model)
+    return Parts(dataset, shares, fleet, strategy, model, training)
 
 
 def split(experiment: Experiment) -> tuple[Dataset, Partition]:
-    """The data and who holds what of it."""
+    """Loads the data and splits them over the clients."""
     source, how, seed = experiment.section("data"), experiment.section("partition"), experiment.section("seeds").data
     dataset = data.load(source.name, seed=seed, **source.params)
     return dataset, partition.create(how.name, dataset, experiment.clients, seed=seed, **how.params)
@@ -61,9 +61,9 @@ def _fleet(experiment: Experiment, dataset: Dataset, shares: Partition) -> Fleet
     return Fleet(len(shares.indices), made, params, seed=seed, ranking=rankings[params.correlate]())
 
 
-def _workshop(
+def _client_training(
     experiment: Experiment, dataset: Dataset, shares: Partition, strategy: Strategy, model: Model
-) -> Workshop:
+) -> ClientTraining:
     training = experiment.section("training")
     kinds: dict[str, Callable[[int], local.Steps]] = {
         "fixed": local.Fixed,
@@ -74,7 +74,7 @@ def _workshop(
     rule = local.made(half.name, half.params, strategy.client_half)
     local.check_halves(rule, strategy.name, strategy.needs, strategy.client_half)
     _check_rate(model, rule)
-    return Workshop(
+    return ClientTraining(
         dataset,
         shares,
         model,

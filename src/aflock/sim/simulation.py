@@ -25,6 +25,7 @@ from ..events import Event
 from ..strategies.base import Strategy
 from ..system.threads import one_thread
 from ..types import Job, Receipt, State
+from .client_training import ClientTraining as Workshop
 from .engine import Engine, Item, SimulatedClient
 from .executors import Executor, Inline, Order
 from .experiment import Experiment
@@ -32,7 +33,6 @@ from .fleet import FleetParams
 from .parts import assemble
 from .processes import Processes
 from .sampled import Sampled
-from .workshop import Workshop
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A process that trains: builds its workshop from the experiment, takes jobs from desks, lays results beside them."""
+"""A worker process: builds data and model from the experiment, reads jobs from shared buffers, writes results there."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..errors import AflockError
 from ..local import Memory, Trained
 from ..system import threads
 from ..types import Job
-from .desk import Desk, Full, Slot
+from .client_training import ClientTraining
 from .experiment import Experiment
 from .parts import assemble
-from .workshop import Workshop
+from .shared_vectors import BufferTooSmall, Location, SharedBuffer
 
 
 class WorkerTask(NamedTuple):
-    """A job on its way to a worker: numbers, and where its vectors lie."""
+    """What the run sends to a worker: a job, and where in which shared buffer its vectors are."""
 
-    desk: int
+    buffer: int
     path: str
     size: int
     client: int
@@ -32,36 +32,39 @@ class WorkerTask(NamedTuple):
     number: int
     steps: int
     delay: float
-    model: Slot
-    extras: list[Slot]
-    memory: list[Slot]
+    model: Location
+    extras: list[Location]
+    memory: list[Location]
     free: int
-    """Where on the desk the result may begin."""
+    """The offset in the shared buffer from which the worker may write the result."""
 
 
 class Done(NamedTuple):
-    """What a job came to, and where its vectors lie."""
+    """What a worker sends back: the steps it made, and where the vectors of the result are."""
 
     steps: int
-    vectors: list[Slot]
-    memory: list[Slot]
+    vectors: list[Location]
+    memory: list[Location]
 
 
 class Failed(NamedTuple):
-    """Why there is no result: the error, or how large a desk must be for it."""
+    """Why a worker has no result: an error, or, without one, the size in bytes that the shared buffer must have."""
 
     error: Exception | None
     needed: int = 0
 
 
 class Ready(NamedTuple):
-    """The worker's first word: it can work, or why not."""
+    """A worker's first message: it is ready, or the error that keeps it from being so."""
 
     error: str = ""
 
 
 def main(pipe: Connection, document: dict[str, Any], folder: str) -> None:
-    """Works until the pipe is closed; if the other side is gone for good, cleans up behind it."""
+    """Computes tasks until the pipe closes, then removes the folder of the shared buffers.
+
+    The run removes the folder itself when it ends in order; after a SIGKILL of the run only its workers can.
+    """
     try:
         _serve(pipe, document)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -70,41 +73,41 @@ def main(pipe: Connection, document: dict[str, Any], folder: str) -> None:
 
 def _serve(pipe: Connection, document: dict[str, Any]) -> None:
     try:
-        workshop = assemble(Experiment.build(document)).workshop
+        training = assemble(Experiment.build(document)).workshop
     except (AflockError, OSError) as error:
         pipe.send(Ready(str(error)))
         return
     pipe.send(Ready())
-    desks: dict[int, Desk] = {}
+    buffers: dict[int, SharedBuffer] = {}
     with threads.one_thread(), np.errstate(over="ignore", invalid="ignore"):
         while (task := pipe.recv()) is not None:
-            pipe.send(work(workshop, desks, task))
+            pipe.send(work(training, buffers, task))
 
 
-def work(workshop: Workshop, desks: dict[int, Desk], task: WorkerTask) -> Done | Failed:
-    """Trains one client and lays the result on its desk; what goes wrong is an answer, too."""
+def work(training: ClientTraining, buffers: dict[int, SharedBuffer], task: WorkerTask) -> Done | Failed:
+    """Trains one client and writes the result into the task's shared buffer; an error becomes a `Failed`."""
     try:
-        desk = _open(desks, task)
-        done = _train(workshop, desk, task)
-        vectors, free = desk.write(done.vectors, task.free)
-        return Done(done.steps, vectors, desk.write(done.memory, free)[0])
-    except Full as full:
-        return Failed(None, full.needed)
+        buffer = _open(buffers, task)
+        done = _train(training, buffer, task)
+        vectors, free = buffer.write(done.vectors, task.free)
+        return Done(done.steps, vectors, buffer.write(done.memory, free)[0])
+    except BufferTooSmall as error:
+        return Failed(None, error.needed)
     except AflockError as error:
         return Failed(error)
     except Exception as error:  # whatever a custom rule or model raises must reach the user, not kill the worker
         return Failed(AflockError(f"{type(error).__name__} while client {task.client} was trained: {error}"))
 
 
-def _open(desks: dict[int, Desk], task: WorkerTask) -> Desk:
-    desk = desks.get(task.desk)
-    if desk is None or str(desk.path) != task.path:
-        desk = desks[task.desk] = Desk(Path(task.path), task.size)
-    return desk
+def _open(buffers: dict[int, SharedBuffer], task: WorkerTask) -> SharedBuffer:
+    buffer = buffers.get(task.buffer)
+    if buffer is None or str(buffer.path) != task.path:
+        buffer = buffers[task.buffer] = SharedBuffer(Path(task.path), task.size)
+    return buffer
 
 
-def _train(workshop: Workshop, desk: Desk, task: WorkerTask) -> Trained:
-    extras = {slot.name: desk.view(slot) for slot in task.extras}
-    memory: Memory = {slot.name: desk.view(slot) for slot in task.memory}
-    job = Job(task.client, task.version, desk.view(task.model), extras, task.first, task.id)
-    return workshop.train(job, task.number, task.steps, memory, task.delay)
+def _train(training: ClientTraining, buffer: SharedBuffer, task: WorkerTask) -> Trained:
+    extras = {location.name: buffer.view(location) for location in task.extras}
+    memory: Memory = {location.name: buffer.view(location) for location in task.memory}
+    job = Job(task.client, task.version, buffer.view(task.model), extras, task.first, task.id)
+    return training.train(job, task.number, task.steps, memory, task.delay)

@@ -1,9 +1,9 @@
-"""CRC-32, as fast as this machine has it."""
+"""CRC-32, by the fastest library that is installed."""
 
 from __future__ import annotations
 
 try:
-    from isal.isal_zlib import crc32  # the same numbers, ten times as fast
+    from isal.isal_zlib import crc32  # the same checksums as zlib, ten times as fast
 except ModuleNotFoundError:
     from zlib import crc32
 

@@ -1,4 +1,4 @@
-"""How loops are compiled: by numba, kept on disk, one thread, plain IEEE arithmetic unless asked otherwise."""
+"""Compiles loops with numba: cached on disk, one thread, IEEE arithmetic unless an option says otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def compiled(**options: Any) -> Callable[[F], F]:
         settings = {"nogil": True, "error_model": "numpy", **options}
         try:
             return cast(F, numba.njit(cache=True, **settings)(function))
-        except RuntimeError:  # nowhere to keep compiled code (read-only package, no home): compile at every start
+        except RuntimeError:  # no writable cache folder (read-only package, no home): compile at every start
             return cast(F, numba.njit(**settings)(function))
 
     return wrap

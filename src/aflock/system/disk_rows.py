@@ -1,8 +1,8 @@
-"""Rows on disk, and rows in memory that know how much of it there is.
+"""Rows on disk, and a `create` that checks whether rows fit into memory.
 
     rows = create("disk", clients=range(100), length=1_200_000, folder="/scratch")
 
-The rules themselves touch no file: `strategies.create` hands them this `create`.
+Rules open no file themselves: `strategies.create` passes this `create` to them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def create(kind: str, clients: Iterable[int], length: int, *, seed: int = 0, fol
 class DiskRows(DenseRows):
     """float32 in a memory-mapped file: n x d may exceed memory; the system keeps the rows in use in memory.
 
-    The file has no name (it is unlinked while open), so that nothing is left behind however the process ends. It lives
+    The file has no name (it is unlinked while open), so that nothing is left on disk however the process ends. It is
     in `folder`, by default the system's folder for temporary files.
     """
 
@@ -90,7 +90,7 @@ class DiskRows(DenseRows):
         return self._map[slot, : self.length]
 
     def discard(self, client: int) -> None:
-        self._rows[client][:] = 0.0  # what is spare is zero
+        self._rows[client][:] = 0.0  # rows that no client uses are zero
         super().discard(client)
         self._spare.append(self._slots.pop(client))
 
@@ -111,5 +111,5 @@ class DiskRows(DenseRows):
 
 
 def _under(folder: str | None) -> str:
-    """Where rows go: into the folder, or into the system's one for temporary files."""
+    """The folder for rows: the one given, or the system's folder for temporary files."""
     return folder or tempfile.gettempdir()

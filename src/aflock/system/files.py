@@ -1,8 +1,8 @@
-"""The one place that writes files: whole, synced, or not at all; and JSON that everybody can read.
+"""The one module that writes files: whole and synced, or not at all. Also: file locks, and JSON by the standard.
 
-A file is written under another name in the same folder, synced, moved to its place, and then the folder is synced:
-whatever happens, the name stands for the old content or for all of the new one, after a loss of power, too. Files that
-only grow (journals, traces, measurements) are the business of those who append to them.
+A file is written under another name in the same folder, synced, and renamed; then the folder is synced. So the name
+always has the old content or all of the new one, after a loss of power, too. Files that only grow (journals, traces,
+measurements) are written by the modules that append to them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Content = str | bytes | memoryview
 
 
 def write_whole(file: Path, *content: Content, mode: int = 0o666) -> None:
-    """Writes a file, part after part; what cannot be finished leaves the old one, and nothing beside it.
+    """Writes a file, part after part; after an error the old file is still there, and no temporary one.
 
-    `mode` holds from the first moment on; the user's umask takes its part away, as for any other file.
+    The file has `mode` from its creation on, less the bits of the user's umask, as any other file.
     """
-    if file.exists() and not file.is_file() and not file.is_dir():  # /dev/stdout: there is nothing to replace
+    if file.exists() and not file.is_file() and not file.is_dir():  # /dev/stdout, say: no file to replace
         file.write_bytes(b"".join(part.encode() if isinstance(part, str) else part for part in content))
         return
     with _written_beside(file, content, mode) as temporary:
@@ -47,7 +47,7 @@ def write_new(file: Path, *content: Content, mode: int = 0o666) -> None:
 
 @contextmanager
 def _written_beside(file: Path, content: tuple[Content, ...], mode: int) -> Iterator[Path]:
-    """A synced file with that content and a name nobody else has; gone at the end unless it was moved."""
+    """A synced temporary file with that content, beside `file`; removed at the end unless the caller has renamed it."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -63,21 +63,21 @@ def _written_beside(file: Path, content: tuple[Content, ...], mode: int) -> Iter
 
 
 def _name(temporary: Path, file: Path) -> None:
-    """Gives a file a name that nothing has yet."""
+    """Renames the temporary file; raises FileExistsError if `file` exists."""
     try:
-        os.link(temporary, file)  # unlike a rename, it fails where something has the name
+        os.link(temporary, file)  # a rename would replace an existing file; a link fails
     except FileExistsError:
         raise
-    except OSError:  # a file system without links: a memory stick, say
+    except OSError:  # a file system without hard links, such as FAT
         if os.path.lexists(file):
             raise FileExistsError(file) from None
         os.replace(temporary, file)
 
 
 def remove_leftovers(folder: Path, *names: str) -> None:
-    """Removes what a process left that was killed while it wrote files of these names (patterns of `glob`).
+    """Removes the temporary files of processes that were killed while they wrote these names (patterns of `glob`).
 
-    Only for whoever is alone in the folder: another process may be writing such a file just now.
+    Call it only if no other process writes to the folder: it would remove the file that one is writing.
     """
     for name in names:
         for leftover in folder.glob(f".{name}.*"):
@@ -85,21 +85,21 @@ def remove_leftovers(folder: Path, *names: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes sure that the names in a folder outlast a loss of power, as their contents do."""
+    """Syncs a folder, so that new and renamed files in it survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync a folder
             raise
     finally:
         os.close(descriptor)
 
 
 def write_through(descriptor: int, content: bytes | memoryview) -> None:
-    """Writes all of it; a large one goes to the disk piece by piece, and none of it stays in the system's memory.
+    """Writes all of the content. Syncs large content piece by piece and drops it from the page cache.
 
-    Nobody is going to read it soon, and a system that has to find memory for it takes longer than the disk.
+    Nobody reads it soon, and a kernel that must free memory for the page cache takes longer than the disk.
     """
     rest = memoryview(content).cast("B") if len(content) else memoryview(b"")
     while rest:
@@ -111,10 +111,10 @@ def write_through(descriptor: int, content: bytes | memoryview) -> None:
 
 
 def locked(descriptor: int, *, wait: bool = False) -> bool:
-    """Takes an open file for this process alone, until it is closed; false if another has it and this does not wait."""
+    """Locks an open file for this process until it is closed; false if another process has it and `wait` is false."""
     try:
         import fcntl
-    except ModuleNotFoundError:  # no such thing on this system
+    except ModuleNotFoundError:  # Windows has no flock: there, nothing is locked
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -125,7 +125,7 @@ def locked(descriptor: int, *, wait: bool = False) -> bool:
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Waits for its turn: one process at a time is inside; one that is killed there does not block the others."""
+    """Holds an exclusive lock on the file `lock` inside. The kernel frees it if the process is killed."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, PRIVATE)
     try:
         locked(descriptor, wait=True)
@@ -135,7 +135,7 @@ def alone(lock: Path) -> Iterator[None]:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON; a number that is none (the accuracy of a regression, say) becomes null, the word the standard has."""
+    """JSON text. NaN and infinities, which the standard does not allow, become null (the accuracy of a regression)."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False)
 
 

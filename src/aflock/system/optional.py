@@ -1,4 +1,4 @@
-"""What is optional: parts that need packages the light core does without."""
+"""Checks for optional packages, which the extras of `pip install aflock[...]` bring."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import AflockError
 
 
 def need(*modules: str, extra: str, what: str) -> None:
-    """Says how to get what is missing, before anything is begun."""
+    """Raises an error that says how to install what is missing; called before the work begins."""
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
         raise AflockError(f"{what} needs {', '.join(missing)}; pip install 'aflock[{extra}]'")

@@ -3,9 +3,9 @@
 Writing the format here takes fewer lines than calling the library, streams arrays larger than memory from their memory
 map, and `safetensors` itself can read the file.
 
-The header of a file written here begins with a checksum of fixed width, CRC-32 in hexadecimal, at a fixed place. It is
-taken over the whole file, the checksum's own digits being zeros. Whoever reads such a file and finds another checksum
-gets an error; a file without one (of other programs, or of older versions) says so by `Tensors.checked`.
+The header of a file written here begins with a checksum of fixed width, CRC-32 in hexadecimal, at a fixed offset. It is
+taken over the whole file, with zeros for its own digits. `read` raises `Damaged` if the checksum does not match; for a
+file without one (from another program, or an older version) `Tensors.checked` is false.
 
 A file is read, not mapped: a bad sector under a memory map kills the process, where a read returns an error. Only a
 file that would leave too little memory, or that several processes are to share, is mapped, after it was read through.
@@ -45,13 +45,13 @@ _NAMES = {dtype: code for code, dtype in CODES.items()}
 _CHECKSUM = "checksum"
 _START = b'{"__metadata__":{"checksum":"'
 _ZEROS = b"00000000"
-_PLACE = 8 + len(_START)
-"""Where the digits of the checksum begin."""
+_CHECKSUM_OFFSET = 8 + len(_START)
+"""Offset of the checksum's digits in the file."""
 _PIECE = 8 << 20
 
 
 class Damaged(ValueError):
-    """The file is not a whole safetensors file; the message says what is wrong with it."""
+    """The file is not a complete safetensors file; the message says what is wrong with it."""
 
 
 class Tensors(NamedTuple):
@@ -60,7 +60,7 @@ class Tensors(NamedTuple):
     arrays: dict[str, Array]
     metadata: dict[str, str]
     checked: bool
-    """Whether the file had a checksum over all of it, which was right."""
+    """Whether the file has a checksum over all of it; `read` has compared it."""
     data: memoryview
     """The bytes of all arrays, in order."""
 
@@ -75,12 +75,12 @@ def write(file: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str], 
     ordered = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))  # wide first: every array is aligned
     head = _head(ordered, metadata)
     whole = reduce(lambda total, array: crc32(_bytes(array), total), ordered.values(), crc32(head))
-    head = head[:_PLACE] + b"%08x" % whole + head[_PLACE + len(_ZEROS) :]
+    head = head[:_CHECKSUM_OFFSET] + b"%08x" % whole + head[_CHECKSUM_OFFSET + len(_ZEROS) :]
     files.write_whole(file, head, *map(_bytes, ordered.values()), mode=mode)
 
 
 def read(file: Path, *, mapped: bool = False) -> Tensors:
-    """Reads a file; `Damaged` if it is not whole. OSError where the file cannot be opened."""
+    """Reads a file. Raises `Damaged` if it is not complete, OSError if it cannot be opened."""
     with open(file, "rb", buffering=0) as source:
         size = os.fstat(source.fileno()).st_size
         try:
@@ -113,20 +113,20 @@ def _read(source: Any, size: int) -> Array:
     while rest:
         count = source.readinto(rest[:_PIECE])
         if not count:
-            raise Damaged("somebody cut it off while it was read")
+            raise Damaged("the file became shorter while it was read")
         rest = rest[count:]
     raw.setflags(write=False)
     return raw
 
 
 def _mapped(source: Any, size: int) -> Array:
-    """The file as memory, after all of it was read: what cannot be read is an error here, and no signal later."""
-    piece, place = bytearray(_PIECE), 0
-    while place < size:
-        count = os.preadv(source.fileno(), [piece], place)
+    """Maps the file after reading all of it, so that a bad sector raises an error here and not SIGBUS later."""
+    piece, offset = bytearray(_PIECE), 0
+    while offset < size:
+        count = os.preadv(source.fileno(), [piece], offset)
         if not count:
-            raise Damaged("somebody cut it off while it was read")
-        place += count
+            raise Damaged("the file became shorter while it was read")
+        offset += count
     return np.memmap(source, np.uint8, "r").view(np.ndarray) if size else np.empty(0, np.uint8)
 
 
@@ -136,7 +136,7 @@ def _parsed(raw: Array) -> Tensors:
         header, begin = _header(raw)
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict):
-            raise Damaged("its metadata is not a table")
+            raise Damaged("its metadata is not a JSON object")
         if checked:
             del metadata[_CHECKSUM]
         data = raw[begin:]
@@ -144,7 +144,7 @@ def _parsed(raw: Array) -> Tensors:
     except Damaged:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise Damaged(f"its header cannot be understood: {error}") from None
+        raise Damaged(f"its header is not valid: {error}") from None
 
 
 def _header(raw: Array) -> tuple[dict[str, Any], int]:
@@ -156,36 +156,36 @@ def _header(raw: Array) -> tuple[dict[str, Any], int]:
         raise Damaged("it ends before its header does")
     header = json.loads(raw[8:end].tobytes())
     if not isinstance(header, dict):
-        raise Damaged("its header is not a table")
+        raise Damaged("its header is not a JSON object")
     return header, end
 
 
 def _check(raw: Array) -> bool:
-    """Whether there is a checksum; an error if it is not that of the file."""
-    place = slice(_PLACE, _PLACE + len(_ZEROS))
-    if raw[8:_PLACE].tobytes() != _START:
+    """Whether the file has a checksum; raises `Damaged` if that does not match its contents."""
+    digits = slice(_CHECKSUM_OFFSET, _CHECKSUM_OFFSET + len(_ZEROS))
+    if raw[8:_CHECKSUM_OFFSET].tobytes() != _START:
         return False
-    whole = crc32(raw[place.stop :].data, crc32(_ZEROS, crc32(raw[:_PLACE].tobytes())))
-    if raw[place].tobytes() != b"%08x" % whole:
-        raise Damaged("it has changed since it was saved: its checksum is another")
+    whole = crc32(raw[digits.stop :].data, crc32(_ZEROS, crc32(raw[:_CHECKSUM_OFFSET].tobytes())))
+    if raw[digits].tobytes() != b"%08x" % whole:
+        raise Damaged("its checksum does not match its contents")
     return True
 
 
 def _arrays(header: Mapping[str, Any], data: Array) -> dict[str, Array]:
     """Every array, in the order of the file; together they must be all of the data, without a gap or an overlap."""
     found: dict[str, Array] = {}
-    place = 0
+    offset = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = entry["data_offsets"]
         if entry["dtype"] not in CODES:
             raise Damaged(f"the tensor {name} is {entry['dtype']}, expected {', '.join(CODES)}")
         dtype, shape = CODES[entry["dtype"]], entry["shape"]
         if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
-            raise Damaged(f"the shape or place of the tensor {name} is not made of numbers")
-        if begin != place or end != begin + math.prod(shape) * dtype.itemsize:
-            raise Damaged(f"the tensor {name} is not where it should be, or has another size")
+            raise Damaged(f"the shape or the data_offsets of the tensor {name} are not all integers of at least 0")
+        if begin != offset or end != begin + math.prod(shape) * dtype.itemsize:
+            raise Damaged(f"the data_offsets of the tensor {name} leave a gap, overlap or do not fit its shape")
         found[name] = data[begin:end].view(dtype).reshape(shape)
-        place = end
-    if place != data.size:
-        raise Damaged(f"{data.size - place} bytes belong to no tensor")
+        offset = end
+    if offset != data.size:
+        raise Damaged(f"{data.size - offset} bytes behind the last tensor belong to no tensor")
     return found

@@ -1,6 +1,6 @@
 """One thread per process: small models lose up to a hundred times to threads that wait for each other.
 
-It is also what makes bits repeat: a sum split over threads depends on how many there are.
+It also makes results repeat to the bit: a sum split over threads depends on how many there are.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VEC
 
 
 def ask_for_one() -> None:
-    """For libraries that are not loaded yet, here and in processes started from here."""
+    """Limits libraries that are not loaded yet to one thread, in this process and in those it starts."""
     os.environ.update(dict.fromkeys(_VARIABLES, "1"))
 
 
 @contextmanager
 def one_thread_for_children() -> Iterator[None]:
-    """Processes started inside use one thread each; this one's environment is as before afterwards."""
+    """Processes started inside use one thread each; afterwards the environment of this one is as before."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
     ask_for_one()
     try:

@@ -1,4 +1,4 @@
-"""Sizes and counts as people read them."""
+"""Sizes and counts as text for people."""
 
 from __future__ import annotations
 

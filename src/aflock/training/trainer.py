@@ -35,9 +35,11 @@ class Trainer:
         # `descend` trusts its batches. A model that holds its weights (a torch module) checks them in any case.
         self._descends = trusted or model.weights is not None
         self._scratch: Vector = np.empty(model.length, np.float32)
-        self._room: Vector = np.empty_like(self._scratch) if model.weights is None else model.weights
+        # Where x is during a job. The parameters of a torch module are views of `model.weights`: with x there, a step
+        # changes the parameters directly, and the model is copied once per job, not once per step.
+        self._x: Vector = np.empty_like(self._scratch) if model.weights is None else model.weights
         self._delta: Vector = np.empty_like(self._scratch)
-        self._buffers = model.get_buffers()
+        self._buffers = model.get_buffers()  # those to begin with, for a client that has no memory of its own yet
 
     def task(
         self, batch: Callable[[int], Batch], batches: int, validation: Callable[[Vector], float] | None = None
@@ -54,7 +56,7 @@ class Trainer:
             inputs, targets = batch(k)
             descend_on(x, inputs, targets, rate, scratch)
 
-        return Task(gradient, batches, validation, descend if self._descends else None, self._room, self._delta)
+        return Task(gradient, batches, validation, descend if self._descends else None, self._x, self._delta)
 
     def train(self, job: Job, task: Task, steps: int, memory: Memory, delay: float) -> Trained:
         """Works on a job; reads the client's memory and changes nothing in it."""

@@ -34,7 +34,7 @@ def test_a_snapshot_with_other_numbers_in_it_is_put_aside_too(tmp_path: Path, ca
     newest.write_bytes(raw)
     with closing(begun(tmp_path, snapshots=2)) as again:
         assert again.federation.model.tobytes() == before
-    assert "has changed since it was saved" in caplog.text
+    assert "its checksum does not match its contents" in caplog.text
     assert newest.with_suffix(".damaged").is_file()
 
 

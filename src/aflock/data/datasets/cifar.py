@@ -2,8 +2,8 @@
 
 The canonical archives hold pickled dictionaries: `data` (images x 3072: red, green, blue planes) and `labels`, or
 `fine_labels` and `coarse_labels` for the 100 classes and their 20 groups. A pickle can run any code, so these are read
-by an unpickler that knows arrays and nothing else. A registry package holds CIFAR-10 as PNG sprites instead, an image
-per row of 1024 pixels; written out as the canonical binary batches they have the sha256 known for those. So both ways
+by an unpickler that can only build arrays. A registry package holds CIFAR-10 as PNG sprites instead, an image per row
+of 1024 pixels; written out as the canonical binary batches they have the sha256 known for those. So both ways
 give the same arrays: batches 1 to 5 in order, channels last.
 
 A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", University of Toronto, 2009.
@@ -34,7 +34,8 @@ from .images import ImageParams, Pixels
 
 SIDE, COLOURS = 32, 3
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
-SPRITES = (*(f"{batch}.png" for batch in BATCHES), "train_lables.json", "test_lables.json")  # spelt like that there
+# The package itself spells "lables".
+SPRITES = (*(f"{batch}.png" for batch in BATCHES), "train_lables.json", "test_lables.json")
 
 
 def read_ten(paths: Sequence[Path]) -> State:
@@ -78,7 +79,7 @@ def labels_of(batch: dict[bytes, Any], name: str) -> Pixels:
 
 def pixels_of_sprite(raw: bytes) -> Pixels:
     """From a picture with one image per row to images with the channels last."""
-    from PIL import Image  # imported here: nobody else should wait for it
+    from PIL import Image  # imported here: it is slow, and only sprites need it
 
     with Image.open(io.BytesIO(raw)) as picture:
         rows = np.asarray(picture.convert("RGB"))
@@ -99,7 +100,7 @@ class _Arrays(pickle.Unpickler):
     """Builds NumPy arrays, numbers, strings, lists and dictionaries; anything else is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a pickle may call."""
+        """The few functions that a pickle may call."""
         if (module, name) not in _HARMLESS:
             raise InputError(f"a batch wants to run {module}.{name}; expected nothing but arrays")
         return _HARMLESS[module, name]

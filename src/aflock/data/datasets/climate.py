@@ -61,7 +61,7 @@ def power_of(speed: Numbers, turbine: str) -> Numbers:
     if turbine not in known:
         raise ParameterError(f"wind: there is no power curve for the turbine {turbine!r}; known are {', '.join(known)}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # how windpowerlib uses pandas is its own affair
+        warnings.simplefilter("ignore", DeprecationWarning)  # pandas warns of calls that only windpowerlib can change
         machine = library.WindTurbine(turbine_type=turbine, hub_height=100)
     curve = machine.power_curve
     output = library.power_output.power_curve(speed.ravel(), curve["wind_speed"], curve["value"])

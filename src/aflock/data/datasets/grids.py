@@ -1,7 +1,7 @@
 """Grids of climate data: regular in latitude and longitude, or in those of a rotated pole.
 
 A point is turned into the coordinates of the grid, and values are interpolated there, linearly. From the grid's north
-pole (phi_N, lambda_N), a place (phi, lambda) is
+pole (phi_N, lambda_N), a point (phi, lambda) is
 
     sin(phi')    = sin(phi) sin(phi_N) + cos(phi) cos(phi_N) cos(lambda - lambda_N)
     tan(lambda') = -cos(phi) sin(lambda - lambda_N) / (sin(phi) cos(phi_N) - cos(phi) sin(phi_N) cos(lambda - lambda_N))

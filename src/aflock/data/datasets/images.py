@@ -1,7 +1,7 @@
-"""Images as they are kept and as they are seen.
+"""Images as they are stored and as a model gets them.
 
-Kept are the bytes, 0 to 255, with the sums that make up the mean m and the standard deviation s of each channel over
-all pixels of the training set. Seen is
+Stored are the bytes, 0 to 255, with the sums that give the mean m and the standard deviation s of each channel over
+all pixels of the training set. A model gets
 
     (x/255 - m) / s        or, with standardise=False,        x/255
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ...errors import InputError
 from ...params import Params, switch
 from ...types import State
-from ..base import Dataset, Scale
+from ..base import Dataset, FeatureScale
 
 Pixels = npt.NDArray[np.uint8]
 """(images, height, width) or (images, height, width, channels)."""
@@ -34,7 +34,7 @@ class ImageParams(Params):
 
 
 def content(train_x: Pixels, train_y: Pixels, test_x: Pixels, test_y: Pixels) -> State:
-    """What is kept of images and their labels."""
+    """What is stored of images and their labels."""
     for part, x, y in (("training", train_x, train_y), ("test", test_x, test_y)):
         if len(x) != len(y):
             raise InputError(f"there are {len(x)} {part} images and {len(y)} labels; expected as many")
@@ -57,12 +57,12 @@ def dataset(name: str, kept: State, classes: int, standardise: bool) -> Dataset:
     return Dataset(name, *parts, classes=classes, scale=_standard(kept) if standardise else _plain())
 
 
-def _plain() -> Scale:
-    return Scale(np.zeros(1, np.float32), np.array([1 / WHITE], np.float32))
+def _plain() -> FeatureScale:
+    return FeatureScale(np.zeros(1, np.float32), np.array([1 / WHITE], np.float32))
 
 
-def _standard(kept: State) -> Scale:
+def _standard(kept: State) -> FeatureScale:
     count = kept["train_x"].size // len(kept["sums"])
     mean = kept["sums"] / count
     deviation = np.sqrt(kept["squares"] / count - mean**2)
-    return Scale(mean.astype(np.float32), (1 / np.where(deviation > 0, deviation, 1)).astype(np.float32))
+    return FeatureScale(mean.astype(np.float32), (1 / np.where(deviation > 0, deviation, 1)).astype(np.float32))

@@ -1,7 +1,7 @@
 """One variable out of NetCDF files, at given points, over all times the files have.
 
 Every file may hold some of the variables and some of the times: CMIP6 comes as one variable per file and a few years
-each. Packed and missing values and all calendars of the CF conventions are understood.
+each. Packed and missing values and all calendars of the CF conventions are supported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _piece(file: Path, name: str, points: Numbers) -> tuple[Integers, Grid, Numb
             return None
         variable = data.variables[name]
         grid = _grid(data, variable).near(points)
-        rows, columns = np.sort(grid.rows), np.sort(grid.columns)  # NetCDF reads forwards only
+        rows, columns = np.sort(grid.rows), np.sort(grid.columns)  # netCDF4 wants ascending indices
         between = (0,) * (variable.ndim - 3)  # a height or an ensemble member, of which the first is taken
         values = np.ma.filled(variable[(slice(None), *between, rows, columns)].astype(np.float64), np.nan)
         ordered = values[:, np.searchsorted(rows, grid.rows)][:, :, np.searchsorted(columns, grid.columns)]

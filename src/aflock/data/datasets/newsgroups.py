@@ -5,7 +5,7 @@ articles occurs, as 1 + log, against how common it is, scaled to length 1. As ro
 `length` of each article, filled up with 0; from the words and signs of the training articles by frequency (1 is any
 other), or from a pretrained model's own `tokenizer`.
 
-Headers, signatures and quotations name the group all too often. They are left out unless strip=False, as scikit-learn
+Headers, signatures and quotations often name the group. They are left out unless strip=False, as scikit-learn
 recommends.
 
 K. Lang, "NewsWeeder: Learning to Filter Netnews", ICML 1995.
@@ -37,7 +37,7 @@ from ..registry import register
 _PARTS = ("20news-bydate-train", "20news-bydate-test")
 _QUOTED = re.compile(r"^[>|]|^In article|^Quoted from|writes in|(writes|wrote|says|said):", re.MULTILINE)
 _WORD = re.compile(r"\w+|[^\w\s]")
-_FIRST_WORD = 2  # 0 fills up, 1 is any word that is not known
+_FIRST_WORD = 2  # token 0 is padding, token 1 any unknown word
 
 
 def read(paths: Sequence[Path]) -> State:
@@ -63,7 +63,7 @@ def _is_article(path: str) -> bool:
 
 
 def _texts(kept: State, strip: bool) -> tuple[list[str], list[str]]:
-    """The training and the test articles, with or without what gives them away."""
+    """The training and the test articles, with or without headers, signatures and quotations."""
     articles = [stripped(article) if strip else article for article in _articles(kept)]
     return articles[: kept["training"]], articles[kept["training"] :]
 

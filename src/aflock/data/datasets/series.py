@@ -1,4 +1,4 @@
-"""Weather and power at some places, step by step, and the windows that a model learns from.
+"""Weather and power at some sites, step by step, and the windows that a model learns from.
 
 An example is `steps` steps of, per step,
 
@@ -6,7 +6,7 @@ An example is `steps` steps of, per step,
 
 and its label is the power `ahead` steps after the last of them, as a share of the turbine's rated power. The first five
 are the inputs of the paper; its time is read as the time of the year, because a time that only grows would lie outside
-of everything seen as soon as testing begins. The last steps of every place are for testing. Inputs are standardised
+of everything seen as soon as testing begins. The last steps of every site are for testing. Inputs are standardised
 with mean and standard deviation of the training steps alone, and no window reaches across the border, so that nothing
 of the test period is in the training. A window with a gap in it is left out.
 
@@ -32,7 +32,7 @@ YEAR = 365.2425 * 24 * 60
 
 @dataclass(frozen=True)
 class Series:
-    """Equal steps of `step` minutes from `start` (minutes since 1970); values are (places, steps), NaN in a gap."""
+    """Equal steps of `step` minutes from `start` (minutes since 1970); values are (sites, steps), NaN in a gap."""
 
     names: tuple[str, ...]
     latitude: Numbers
@@ -45,11 +45,11 @@ class Series:
 
     @classmethod
     def of(cls, kept: State) -> Series:
-        """What `state` gave."""
+        """The series that `state` stored."""
         return cls(**{name: kept[name] for name in cls.__annotations__} | {"names": tuple(kept["names"])})
 
     def state(self) -> State:
-        """Arrays and JSON values, to be kept."""
+        """Arrays and JSON values, for the cache."""
         return {name: getattr(self, name) for name in self.__annotations__} | {"names": list(self.names)}
 
 
@@ -63,17 +63,17 @@ def resampled(times: Integers, values: Numbers, start: int, count: int, step: in
         grid = start + step * np.arange(count)
         flat = [np.interp(grid, times, row, left=np.nan, right=np.nan) for row in values.reshape(-1, len(times))]
         return np.array(flat).reshape(*values.shape[:-1], count)
-    place = (times - start) // step
-    inside = (place >= 0) & (place < count)
-    return _means(values[..., inside], place[inside], count)
+    index = (times - start) // step
+    inside = (index >= 0) & (index < count)
+    return _means(values[..., inside], index[inside], count)
 
 
-def _means(values: Numbers, place: Integers, count: int) -> Numbers:
+def _means(values: Numbers, index: Integers, count: int) -> Numbers:
     present = np.isfinite(values)
-    usual = np.median(np.bincount(place, minlength=count))
+    usual = np.median(np.bincount(index, minlength=count))
     rows = [
-        (np.bincount(place, np.where(has, row, 0), count), np.bincount(place, has, count))
-        for row, has in zip(values.reshape(-1, len(place)), present.reshape(-1, len(place)), strict=True)
+        (np.bincount(index, np.where(has, row, 0), count), np.bincount(index, has, count))
+        for row, has in zip(values.reshape(-1, len(index)), present.reshape(-1, len(index)), strict=True)
     ]
     with np.errstate(invalid="ignore", divide="ignore"):
         means = [np.where(known * 2 >= max(usual, 1), total / known, np.nan) for total, known in rows]
@@ -81,7 +81,7 @@ def _means(values: Numbers, place: Integers, count: int) -> Numbers:
 
 
 def windows(name: str, series: Series, steps: int, ahead: int, past_power: bool, test_fraction: float) -> Dataset:
-    """The examples of every place, which is their key."""
+    """The examples of every site; the site is their key."""
     inputs = _inputs(series, past_power)
     count = inputs.shape[1]
     border = int((1 - test_fraction) * count)
@@ -98,13 +98,13 @@ def windows(name: str, series: Series, steps: int, ahead: int, past_power: bool,
 
 
 def _inputs(series: Series, past_power: bool) -> Numbers:
-    """(places, steps, inputs)."""
-    places, count = series.power.shape
+    """(sites, steps, inputs)."""
+    sites, count = series.power.shape
     time = (series.start + series.step * np.arange(count)) % YEAR / YEAR
     columns = [
-        np.broadcast_to(time, (places, count)),
-        np.broadcast_to(series.latitude[:, None], (places, count)),
-        np.broadcast_to(series.longitude[:, None], (places, count)),
+        np.broadcast_to(time, (sites, count)),
+        np.broadcast_to(series.latitude[:, None], (sites, count)),
+        np.broadcast_to(series.longitude[:, None], (sites, count)),
         series.wind,
         series.pressure,
         *([series.power] if past_power else []),
@@ -122,7 +122,7 @@ def _standardised(inputs: Numbers, border: int) -> Numbers:
 
 
 def _pairs(inputs: Numbers, power: Numbers, steps: int, ahead: int) -> tuple[Numbers, Numbers]:
-    """Windows (places, windows, steps, inputs) and the power after each (places, windows)."""
+    """Windows (sites, windows, steps, inputs) and the power after each (sites, windows)."""
     number = max(inputs.shape[1] - steps - ahead + 1, 0)
     if not number:
         return np.empty((len(inputs), 0, steps, inputs.shape[2])), np.empty((len(inputs), 0))

@@ -44,7 +44,7 @@ _SPEAKER = re.compile(r"([A-Z][A-Za-z'&, -]*)\.?")
 _LONGEST_NAME = 4  # words
 
 Speech = tuple[str, str]
-"""Who says what."""
+"""A role and what it says."""
 
 
 # -- from texts to roles ----------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def play_speeches(text: str) -> Iterator[Speech]:
     """Paragraphs whose first line is a speaker's name, alone; those without one go on with the speech before.
 
     Stage directions, which stand in brackets, are left out. What comes before the first speaker or between a heading
-    and the next speaker is nobody's.
+    and the next speaker belongs to no role.
     """
     speaker = ""
     for paragraph in _paragraphs(re.sub(r"\[[^\]]*\]", "", text)):

@@ -3,8 +3,8 @@
     m_c = separation * u_c,    u_c uniform on the unit sphere
     x | y=c  ~  N(m_c, I)
 
-Two centres are sqrt(2)*separation apart on average (in the square), so that `separation` 0 cannot be learnt and 5 is
-all but free of errors. The classes have as many examples as each other, give or take one.
+Two centres are sqrt(2)*separation apart on average (in the square), so that `separation` 0 cannot be learnt and 5 gives
+almost no errors. The sizes of the classes differ by at most one.
 """
 
 from __future__ import annotations

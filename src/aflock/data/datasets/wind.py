@@ -1,4 +1,4 @@
-"""Wind power: what a turbine gives, from the weather at its place. Each turbine, or each point of a grid, is a key.
+"""Wind power: what a turbine gives, from the weather at its site. Each turbine, or each point of a grid, is a key.
 
 By default the four turbines of La Haute Borne, with the power that was measured; with `files`, points in the output of
 a climate model or a reanalysis, with the power of a turbine type's curve there. See `series` for what an example is.
@@ -54,7 +54,7 @@ class WindParams(Params):
         "NetCDF files to use instead of La Haute Borne", _paths, "a path (* is allowed) or a list of them"
     )
     points: tuple[tuple[float, float], ...] | None = optional(
-        "places in the files; every node of the grid if None", _pairs, "[[latitude, longitude], ...]"
+        "points in the files; every node of the grid if None", _pairs, "[[latitude, longitude], ...]"
     )
     region: tuple[float, float, float, float] | None = optional(
         "points of the files outside it are left out", _four, "[south, north, west, east]"
@@ -71,7 +71,7 @@ class WindParams(Params):
     supplies=(haute_borne.LA_HAUTE_BORNE,),
 )
 def wind(params: WindParams, seed: int) -> Dataset:
-    """The windows of every place; the seed makes no difference."""
+    """The windows of every site; the seed makes no difference."""
     if params.past_power and not params.ahead:
         raise ParameterError(
             "wind: past_power=True with ahead=0 gives the answer away; set past_power=False or ahead=1"

@@ -1,4 +1,4 @@
-"""The files inside files: folders, tar, zip and gz, one in the other, looked through in one pass and in memory."""
+"""Reads files from folders and archives (tar, zip, gz, also one inside another) in one pass, in memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, lzm
 
 
 def by_name(paths: Iterable[Path], names: Iterable[str]) -> dict[str, bytes]:
-    """The files called so, in whatever folder or archive, as far as they are there."""
+    """The contents of the files with these names, in any folder or archive; missing ones are left out."""
     wanted = frozenset(names)
     found = contents(paths, lambda path: PurePosixPath(path).name in wanted)
     return {PurePosixPath(path).name: raw for path, raw in found}
 
 
 def all_of(found: dict[str, bytes], names: Sequence[str]) -> list[bytes]:
-    """The files of those names in that order; one sentence that says which is missing otherwise."""
+    """The contents of the files of those names, in that order; raises InputError if one is missing."""
     for name in names:
         if name not in found:
             raise InputError(f"there is no file {name}; expected {', '.join(names)}")
@@ -38,7 +38,7 @@ def all_of(found: dict[str, bytes], names: Sequence[str]) -> list[bytes]:
 
 
 def contents(paths: Iterable[Path], wanted: Wanted) -> Iterator[tuple[str, bytes]]:
-    """Path and bytes of every wanted file; .gz is unpacked and taken off the name."""
+    """Path and bytes of every wanted file; a .gz file is unpacked, and its path has no .gz."""
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file() and _worth_opening(file.as_posix(), wanted):
@@ -46,7 +46,7 @@ def contents(paths: Iterable[Path], wanted: Wanted) -> Iterator[tuple[str, bytes
                     try:
                         yield from _unwrapped(file.as_posix(), stream, wanted)
                     except _BROKEN as error:
-                        raise InputError(f"{file} cannot be unpacked ({error}); it may be cut off") from error
+                        raise InputError(f"{file} cannot be unpacked ({error}); it may be incomplete") from error
 
 
 def _worth_opening(name: str, wanted: Wanted) -> bool:
@@ -77,5 +77,5 @@ def _from_zip(stream: IO[bytes], wanted: Wanted) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(stream) as archive:
         for entry in archive.infolist():
             if not entry.is_dir() and _worth_opening(entry.filename, wanted):
-                # A zip in a zip is read from its end, which a stream that unpacks cannot do without starting over.
+                # A zip is read from its end; a compressed stream would be unpacked from its start for every seek back.
                 yield from _unwrapped(entry.filename, io.BytesIO(archive.read(entry)), wanted)

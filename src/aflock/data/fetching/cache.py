@@ -1,8 +1,8 @@
 """The folder where data is kept: AFLOCK_DATA, or aflock/ in the user's XDG cache.
 
-A name in it is a finished file: arrays are written beside it and moved into place whole (see `state`), and come back
-memory-mapped. Whoever makes something holds its lock meanwhile. It is the kernel's lock on an open file: it ends with
-its holder, however that ends, so there is no such thing as a stale one.
+A file with a name of its own is complete: `state` writes arrays to a temporary file and renames it. They are read
+memory-mapped. A process that makes a file holds its lock meanwhile: the kernel's lock on an open file, which the kernel
+frees when the process ends, however it ends, so that no lock is ever stale.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...types import State
 from .download_progress import DownloadProgress
 
 _MAKING = 1
-"""To be raised when something derived is made in another way, so that nobody finds what was made before."""
+"""Increase it when derived arrays are computed in another way: their names change, and older files are not used."""
 
 
 def folder() -> Path:
-    """Where everything is kept."""
+    """The folder of the cache."""
     own = os.environ.get("AFLOCK_DATA")
     if own:
         return Path(own).expanduser()
@@ -39,18 +39,18 @@ def file_of(name: str) -> Path:
 
 
 def downloads(name: str) -> Path:
-    """Where what is being fetched for `name` waits until it is whole."""
+    """The folder for downloads of `name` that are not complete."""
     return folder() / ".downloads" / name
 
 
 def derived(name: str, **settings: Any) -> str:
-    """A name for what is made of `name` with those settings: other settings, another name."""
+    """The name of the arrays that are computed from `name` with these settings; other settings give another name."""
     text = json.dumps([_MAKING, settings], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def kept(name: str, make: Callable[[], State], meter: DownloadProgress | None = None) -> State:
-    """What is kept under that name; made now if nothing is, by one process however many ask."""
+    """The arrays of that name. If the cache has none, one process calls `make`; the others wait for it."""
     file = file_of(name)
     if not file.exists():
         with locked(name, meter or DownloadProgress()):
@@ -60,12 +60,12 @@ def kept(name: str, make: Callable[[], State], meter: DownloadProgress | None = 
     try:
         return state.load(file, mapped=True)  # the processes of a run share one copy in memory
     except StateError as error:
-        raise StateError(f"{error}; delete it and it will be made anew") from None
+        raise StateError(f"{error}; delete the file, and aflock makes it again") from None
 
 
 @contextmanager
 def locked(name: str, meter: DownloadProgress) -> Iterator[None]:
-    """Inside, no other process is inside with the same name."""
+    """Holds the lock of that name inside; waits while another process holds it."""
     with _made(folder() / ".locks").joinpath(name).open("w") as lock:
         if not files.locked(lock.fileno()):
             meter.say(f"{name}: waiting for another process that is getting it")
@@ -80,6 +80,6 @@ def _made(path: Path) -> Path:
             raise PermissionError(None, "Permission denied")
     except OSError as error:
         raise AflockError(
-            f"{path.parent} cannot be written ({error.strerror}); set AFLOCK_DATA to a folder that can"
+            f"the folder {path.parent} is not writable ({error.strerror}); set AFLOCK_DATA to one that is"
         ) from error
     return path

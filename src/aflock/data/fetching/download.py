@@ -1,8 +1,8 @@
-"""One file from the web: resumed where it was cut off, and given its name only when its checksum is right.
+"""Downloads one file: resumes a partial one, and gives it its name only when its checksum is right.
 
-What has come so far is kept in NAME.part, across errors, kills and reboots. An attempt that brought something is
-followed by another one; one that brought nothing is the last. So a connection that is cut again and again still ends
-with the whole file, and a dead one ends at once.
+The bytes received so far stay in NAME.part, across errors, kills and reboots. After an attempt that received something
+comes another one; an attempt that received nothing is the last. So a connection that breaks again and again still ends
+with the whole file, and a server that does not answer ends the download at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...system.files import sync_folder
 from .download_progress import DownloadProgress
 
 SECONDS = 30.0
-"""How long a server may be silent."""
+"""Seconds a server may send nothing before the attempt fails."""
 
 _BLOCK = 1 << 18
 _REST_OF_FILE, _NOTHING_LEFT = 206, 416
@@ -30,11 +30,11 @@ class NoAnswer(AflockError):
 
 
 def download(url: str, target: Path, sha256: str, meter: DownloadProgress) -> None:
-    """Brings the file at `url` to `target`."""
+    """Downloads the file at `url` to `target`."""
     part = target.with_name(f"{target.name}.part")
     resumed = _size(part) > 0
     _complete(url, part, target.name, meter)
-    if resumed and checksum(part) != sha256:  # its beginning may have been of another file
+    if resumed and checksum(part) != sha256:  # the partial file may have been another one
         part.unlink()
         _complete(url, part, target.name, meter)
     check(part, sha256)
@@ -57,7 +57,7 @@ def checksum(file: Path) -> str:
 
 
 def _complete(url: str, part: Path, name: str, meter: DownloadProgress) -> None:
-    """Attempts until the server has sent all it wanted to."""
+    """Makes attempts until the whole file is there."""
     while True:
         before = _size(part)
         try:
@@ -73,7 +73,7 @@ def _complete(url: str, part: Path, name: str, meter: DownloadProgress) -> None:
 
 
 def _append(url: str, part: Path, name: str, meter: DownloadProgress) -> None:
-    """One attempt: what is missing of the file, or all of it from a server that cannot give a part."""
+    """One attempt: requests the missing part; a server that ignores the range sends the whole file again."""
     have = _size(part)
     wanted = {"Range": f"bytes={have}-"} if have else {}
     request = urllib.request.Request(url, headers={"User-Agent": "aflock", **wanted})
@@ -83,12 +83,13 @@ def _append(url: str, part: Path, name: str, meter: DownloadProgress) -> None:
         length = answer.headers.get("Content-Length")
         total = have + int(length) if length else None
         with meter.watch(name, have, total) as advance:
-            while block := answer.read1(_BLOCK):  # what is there, however little: nothing that came is lost
+            # read1 returns what has arrived, without waiting for a whole block: a broken connection loses none of it.
+            while block := answer.read1(_BLOCK):
                 file.write(block)
                 advance(len(block))
         os.fsync(file.fileno())
         if total is not None and file.tell() < total:
-            raise ConnectionError(f"cut off after {file.tell()} of {total} bytes")
+            raise ConnectionError(f"the connection ended after {file.tell()} of {total} bytes")
 
 
 def _size(file: Path) -> int:

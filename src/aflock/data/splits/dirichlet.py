@@ -4,9 +4,9 @@
 
 The smaller alpha, the fewer classes a client holds, and the more the clients differ in size. With small alpha some
 clients come out (nearly) empty. As usual the proportions are then drawn again, but only `DRAWS` times: with many
-clients and alpha = 0.1 that would practically never end well. The draw that lacks least is completed: a client below
-`min_size` gets what it lacks from the largest client, out of that one's largest class, which keeps the poor as
-one-sided as the draw meant them to be.
+clients and alpha = 0.1 practically no draw gives every client enough. The draw that lacks least is completed: a client
+below `min_size` gets what it lacks from the largest client, out of that one's largest class, so that it still holds few
+classes.
 
 M. Yurochkin, M. Agarwal, S. Ghosh, K. Greenewald, N. Hoang and Y. Khazaeni, "Bayesian Nonparametric Federated Learning
 of Neural Networks", ICML 2019 (the split by class); alpha = 0.1 is the default of the ACE paper's experiments.
@@ -60,7 +60,7 @@ def dirichlet(dataset: Dataset, clients: int, params: DirichletParams, draws: np
 
 
 def best_draw(totals: Integers, clients: int, params: DirichletParams, draws: np.random.Generator) -> Integers:
-    """The first of a few draws that leaves nobody short, or the one that leaves least to be filled up."""
+    """The first of `DRAWS` draws that gives every client enough, or the one that lacks the fewest examples."""
     best, least = np.empty(0, np.int64), -1
     for _ in range(DRAWS):
         counts = draw(totals, clients, params.alpha, draws)
@@ -76,15 +76,15 @@ def draw(totals: Integers, clients: int, alpha: float, draws: np.random.Generato
     """How many examples of each class each client gets (clients x classes); the columns sum to `totals`."""
     alphas = np.full(clients, min(max(alpha, NARROWEST), WIDEST))
     ends = np.cumsum(draws.dirichlet(alphas, len(totals)), axis=1) * totals[:, None]
-    # Rounded, not cut off: the proportions sum to one only up to the last bits, and no example may be lost.
+    # Rounded, not truncated: the proportions sum to one only up to the last bits, and no example may be lost.
     return np.ascontiguousarray(np.diff(np.rint(ends).astype(np.int64), axis=1, prepend=0).T)
 
 
 def fill(counts: Integers, least: int) -> None:
     """Moves examples in place until every client has `least`; there must be that many.
 
-    While somebody is short somebody has more than `least`, and nobody gives below it. Every move ends a client's
-    shortage, a giver's surplus or a giver's class, so there are few.
+    While one client has fewer than `least`, another has more, and none gives below `least`. Every move ends a client's
+    shortage, a giver's surplus or a giver's class, so there are few moves.
     """
     sizes = counts.sum(1)
     rich = [(-int(sizes[client]), client) for client in np.flatnonzero(sizes > least).tolist()]
@@ -102,7 +102,7 @@ def fill(counts: Integers, least: int) -> None:
 
 
 def _resize(rich: list[tuple[int, int]], size: int, least: int) -> None:
-    """The client at the top of the heap has a new size."""
+    """Gives the client at the top of the heap its new size, and removes it if it has nothing left to give."""
     if size > least:
         heapq.heapreplace(rich, (-size, rich[0][1]))
     else:

@@ -1,4 +1,4 @@
-"""Which examples are kept for testing: the same share of every class."""
+"""Chooses the examples for testing: the same share of every class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everybody alike: the examples are shuffled and cut into equal parts (sizes differ by at most one)."""
+"""All clients alike: the examples are shuffled and cut into equal parts (sizes differ by at most one)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By nature: the examples of one writer, role or turbine stay together.
+"""Split by key: the examples of one writer, role or turbine stay together.
 
 With as many clients as keys, client i holds the i-th key. With fewer, each client holds several whole keys: the largest
 key goes first, each to the client that has least so far; keys of equal size come in random order, and so do clients.
@@ -33,7 +33,7 @@ class KeyParams(Params):
 )
 def key(dataset: Dataset, clients: int, params: KeyParams, draws: np.random.Generator) -> Integers:
     """The client of each example."""
-    assert dataset.keys is not None  # `keyed` splits are given no other data
+    assert dataset.keys is not None  # `create` gives `keyed` splits only data with keys
     _, number, sizes = np.unique(dataset.keys, return_inverse=True, return_counts=True)
     if clients > len(sizes):
         raise ParameterError(
@@ -47,10 +47,10 @@ def key(dataset: Dataset, clients: int, params: KeyParams, draws: np.random.Gene
 def _packed(sizes: Integers, clients: int, draws: np.random.Generator) -> Integers:
     """The client of each key."""
     keys = draws.permutation(len(sizes))
-    heap = [(0, place) for place in range(clients)]
+    heap = [(0, client) for client in range(clients)]
     owners = np.empty(len(sizes), np.int64)
     for key_ in keys[np.argsort(-sizes[keys], kind="stable")]:
-        held, place = heap[0]
-        owners[key_] = place
-        heapq.heapreplace(heap, (held + int(sizes[key_]), place))
+        held, client = heap[0]
+        owners[key_] = client
+        heapq.heapreplace(heap, (held + int(sizes[key_]), client))
     return draws.permutation(clients)[owners]

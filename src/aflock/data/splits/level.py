@@ -1,4 +1,4 @@
-"""Making clients equal in size without giving anybody a new class or taking one away.
+"""Makes clients equal in size; no client gets a new class or loses one.
 
 A client that has two or more examples of a class can pass some to another that holds the class, which can pass as many
 of another class on, and so forth. Sizes are as equal as they can be (the sum of their squares is smallest) when no such
@@ -19,9 +19,9 @@ Step = tuple[int, int, int]
 def level(counts: Integers) -> None:
     """Levels the row sums of `counts` (clients x classes) in place; entries stay positive or zero as they are.
 
-    Every turn looks for a chain from the largest client. It either finds one, and the sum of squares falls, or not, and
-    then nobody it can reach is more than one smaller. Nothing would ever leave that group, and giving to it helps
-    nobody who is no larger: the whole group is done.
+    Every pass looks for a chain from the largest open client. If there is one, the sum of squares falls. If not, no
+    client that this one can reach is smaller by two or more. No example would leave that group from then on, and
+    giving to it would not help the clients outside, which are no larger: the whole group is closed.
     """
     sizes, open_ = counts.sum(1), np.ones(len(counts), bool)
     while open_.any():

@@ -1,4 +1,4 @@
-"""How long a job takes: one file per kind of answer, all known by name."""
+"""Delays: how long a job takes, by a formula (`basic.py`) or from a recording (`recorded.py`); registered by name."""
 
 from . import basic, recorded
 from .base import Delay, DelayEntry, create, entries, get, names, register

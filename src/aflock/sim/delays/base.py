@@ -27,10 +27,10 @@ class Delay(ABC):
 
     @abstractmethod
     def quantile(self, u: float) -> float:
-        """The duration below which a part u of all jobs stay."""
+        """The duration that a share u of all jobs does not exceed."""
 
     def draw(self, client: int, job: int, u: float) -> float:
-        """The duration of a client's job, u uniform on (0, 1); a delay may look at who and which it is."""
+        """The duration of a client's job, u uniform on (0, 1); a delay may depend on the client and the job, too."""
         return self.quantile(u)
 
 

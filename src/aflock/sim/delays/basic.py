@@ -38,7 +38,7 @@ class UniformParams(Params):
 
 
 @register("uniform", description="uniform between two durations", params=UniformParams)
-class Uniform(Delay):
+class UniformDelay(Delay):
     """F^-1(u) = low + u*(high - low)."""
 
     p: UniformParams
@@ -49,7 +49,7 @@ class Uniform(Delay):
             raise ParameterError(f"delay uniform: low={self.p.low:g} exceeds high={self.p.high:g}; swap them")
 
     def quantile(self, u: float) -> float:
-        """Between low and high."""
+        """Linear between low and high."""
         return self.p.low + u * (self.p.high - self.p.low)
 
 
@@ -67,7 +67,7 @@ class Exponential(Delay):
     p: ExponentialParams
 
     def quantile(self, u: float) -> float:
-        """Memoryless."""
+        """The quantile of the exponential distribution."""
         return -self.p.mean * math.log1p(-u)
 
 
@@ -86,7 +86,7 @@ class Lognormal(Delay):
     p: LognormalParams
 
     def quantile(self, u: float) -> float:
-        """Many short, some long."""
+        """The quantile of the lognormal distribution."""
         return self.p.mean * math.exp(self.p.sigma * _NORMAL.inv_cdf(u) - self.p.sigma**2 / 2)
 
 
@@ -108,7 +108,7 @@ class Pareto(Delay):
     p: ParetoParams
 
     def quantile(self, u: float) -> float:
-        """Mostly short, sometimes endless."""
+        """The quantile of the Pareto distribution."""
         return float(self.p.scale * (1.0 - u) ** (-1.0 / self.p.shape))
 
 
@@ -123,7 +123,7 @@ class MixtureParams(Params):
 
 @register("mixture", description="exponential, fast or slow by chance, job by job", params=MixtureParams)
 class Mixture(Delay):
-    """F^-1 of each part, on its own stretch of u."""
+    """u < 1 - slow_share: F^-1 of the fast exponential; above: F^-1 of the slow one, u scaled to (0, 1) in both."""
 
     p: MixtureParams
 

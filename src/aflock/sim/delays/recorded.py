@@ -4,8 +4,9 @@
     *.csv           with the columns client and duration, one line per job, in the order they happened
     anything else   one number per line, of no client in particular
 
-Client i's k-th job takes what client i's k-th job took in the recording, which begins again when it ends; a client that
-is not in it takes the place of another, in turn. Where there are no clients, durations are drawn from all of them.
+Client i's k-th job takes as long as client i's k-th job in the recording, which starts again after its last job. A
+client that is not in the recording uses the durations of a recorded one: client number modulo the number of recorded
+clients. If the recording names no clients, durations are drawn from all of it.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class Trace(Delay):
         self._stand_ins = [by_client[client] for client in sorted(by_client)]
 
     def quantile(self, u: float) -> float:
-        """Of the durations of all clients."""
+        """The u-quantile of the durations of all clients."""
         return self._all[min(len(self._all) - 1, int(u * len(self._all)))]
 
     def draw(self, client: int, job: int, u: float) -> float:
-        """What was recorded for it."""
+        """The recorded duration of the client's job."""
         if not self._own:
             return self.quantile(u)
         own = self._own.get(client) or self._stand_ins[client % len(self._stand_ins)]

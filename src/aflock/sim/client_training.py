@@ -1,7 +1,7 @@
-"""What a client does with a job, as a pure function: the same job, number and memory give the same bits anywhere.
+"""Trains simulated clients. A job is a pure function: the same job, number and memory give the same bits anywhere.
 
 A client's examples are shuffled once and kept in one block. A job starts at a random offset in it and takes its batches
-one after the other, around the end: within a job no example comes twice before all have come, every example is as
+one after the other, around the end: within a job no example is used twice before all were used, every example is as
 likely as any other, and a batch is a slice, not a copy. The offset depends on the seed, the client and the number of
 the job alone.
 """
@@ -24,16 +24,16 @@ from ..types import Job, Vector
 
 
 @dataclass(slots=True)
-class Shelf:
+class ClientData:
     """One client's examples, shuffled, with the first batch again at the end so that no slice needs to wrap."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
     size: int
     length: int
-    """Of a batch."""
+    """Examples of a batch."""
     offset: int = 0
-    """Where the current job begins."""
+    """Index of the first example of the current job."""
 
     def batch(self, k: int) -> Batch:
         """The examples of local step k: a slice of the block, not a copy."""
@@ -43,8 +43,8 @@ class Shelf:
 
 
 @dataclass
-class Workshop:
-    """All clients' data and the one model and rule they train with."""
+class ClientTraining:
+    """The data of all clients, and the one model and local rule that they train with."""
 
     dataset: Dataset
     partition: Partition
@@ -56,8 +56,8 @@ class Workshop:
     needs: tuple[str, ...]
     changes: tuple[str, ...] = ()
     validation: float = 0.0
-    """The share of every client's examples that it does not train on."""
-    _shelves: dict[int, tuple[Shelf, Task]] = field(default_factory=dict, repr=False)
+    """The share of its examples that every client validates on and does not train on."""
+    _clients: dict[int, tuple[ClientData, Task]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._key = rng.counter_key(self.seed, "batches")
@@ -70,11 +70,11 @@ class Workshop:
         return min(round(self.validation * count), count - 1)
 
     def clear(self) -> None:
-        """Forgets the clients' blocks; they are made again when needed."""
-        self._shelves.clear()
+        """Frees the memory of the clients' examples; a client's next job gathers them again."""
+        self._clients.clear()
 
     def examples(self, client: int) -> int:
-        """How many examples the client has."""
+        """How many examples the client trains on."""
         return self._sizes[client]
 
     def steps_of(self, client: int, number: int) -> int:
@@ -90,20 +90,22 @@ class Workshop:
         The vectors that come back are valid until the next job.
         """
         client = job.client
-        shelf, task = self._shelves.get(client) or self._shelf(client)
-        shelf.offset = int(rng.fraction(self._key, client, number) * shelf.size)
+        data, task = self._clients.get(client) or self._gather(client)
+        data.offset = int(rng.fraction(self._key, client, number) * data.size)
         return self._trainer.train(job, task, steps, memory, delay)
 
-    def _shelf(self, client: int) -> tuple[Shelf, Task]:
+    def _gather(self, client: int) -> tuple[ClientData, Task]:
         rows = np.array(self.partition.indices[client])
-        rng.stream(self.seed, "shelf", client).shuffle(rows)
+        rng.stream(self.seed, "shelf", client).shuffle(rows)  # the name seeds the stream: another one, other results
         kept, rows = np.split(rows, [self._kept(len(rows))])
         size, batch = len(rows), min(self.batch, len(rows))
+        # A batch begins at one of the first `size` rows and may end up to a batch behind them: with the first batch
+        # again at the end, every batch is one slice, which costs no copy.
         rows = np.concatenate([rows, rows[:batch]])
-        shelf = Shelf(self.dataset.take(rows), self.dataset.train_y[rows], size, batch)
-        task = self._trainer.task(shelf.batch, -(-size // batch), self._validator(kept))
-        self._shelves[client] = shelf, task
-        return shelf, task
+        data = ClientData(self.dataset.take(rows), self.dataset.train_y[rows], size, batch)
+        task = self._trainer.task(data.batch, -(-size // batch), self._validator(kept))
+        self._clients[client] = data, task
+        return data, task
 
     def _validator(self, rows: npt.NDArray[np.int64]) -> Callable[[Vector], float] | None:
         """The loss on the examples a client keeps for validation."""

@@ -1,4 +1,4 @@
-"""A client process that trains as the simulator's clients do: the same workshop, the same share of the data.
+"""A client process that trains as the simulator's clients do: the same client_training, the same share of the data.
 
     python tests/net/sim_client.py
 
@@ -20,7 +20,7 @@ from aflock import rng
 from aflock.local import Memory
 from aflock.net.client.session import Pulled, Session
 from aflock.net.protocol.refusals import Refused
-from aflock.sim.client_training import ClientTraining as Workshop
+from aflock.sim.client_training import ClientTraining
 from aflock.sim.experiment import Experiment
 from aflock.sim.parts import assemble
 from aflock.system.threads import one_thread
@@ -51,14 +51,14 @@ class Errand:
 
 async def run(errand: Errand) -> int:
     """Takes part; how many updates were taken."""
-    workshop = assemble(Experiment.build(errand.experiment)).workshop
-    done = await _work(errand, workshop)
+    client_training = assemble(Experiment.build(errand.experiment)).client_training
+    done = await _work(errand, client_training)
     if done == errand.jobs:
-        done += await _work(replace(errand, token=errand.heir, jobs=None), workshop)
+        done += await _work(replace(errand, token=errand.heir, jobs=None), client_training)
     return done
 
 
-async def _work(errand: Errand, workshop: Workshop) -> int:
+async def _work(errand: Errand, client_training: ClientTraining) -> int:
     """One client, until the federation ends or it has had enough."""
     memory, done = dict[str, Any](), 0
     async with Session(errand.url, errand.token, give_up=60.0) as session:
@@ -70,7 +70,7 @@ async def _work(errand: Errand, workshop: Workshop) -> int:
                 if pulled is None or (errand.loses and pulled.number % 5 == 0):
                     pulled = None
                     continue
-                pulled = await _answered(session, workshop, memory, pulled)
+                pulled = await _answered(session, client_training, memory, pulled)
                 done += 1
             await session.leave()
         except Refused as refusal:
@@ -79,12 +79,12 @@ async def _work(errand: Errand, workshop: Workshop) -> int:
     return done
 
 
-async def _answered(session: Session, workshop: Workshop, memory: Memory, pulled: Pulled) -> Pulled | None:
+async def _answered(session: Session, client_training: ClientTraining, memory: Memory, pulled: Pulled) -> Pulled | None:
     """Trains and pushes as the simulator's engine does; the next job."""
     client, number = pulled.job.client, pulled.number
-    trained = workshop.train(pulled.job, number, workshop.steps_of(client, number), memory, pulled.delay)
+    trained = client_training.train(pulled.job, number, client_training.steps_of(client, number), memory, pulled.delay)
     time.sleep(LONGEST_WORK * rng.fraction(rng.counter_key(0, "work"), client, number))
-    parcel = pulled.pack(trained.vectors, trained.steps, workshop.examples(client))
+    parcel = pulled.pack(trained.vectors, trained.steps, client_training.examples(client))
     answer = await session.push(parcel, next=number % 2 == 0)
     trained.keep(memory, answer.receipt)
     return answer.next

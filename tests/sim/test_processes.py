@@ -161,7 +161,7 @@ def test_what_is_not_known_to_a_worker_is_said_in_one_sentence() -> None:
     chosen = experiment()
     chosen.sections["data"] = type(chosen.section("data"))("nowhere", {})
     simulation = Simulation(experiment())
-    simulation.engine.executor = executor = Processes(chosen, simulation.workshop, 1)
+    simulation.engine.executor = executor = Processes(chosen, simulation.client_training, 1)
     with pytest.raises(WorkerDied, match=r"a worker cannot build the experiment: .*nowhere"):
         simulation.run()
     executor.close()

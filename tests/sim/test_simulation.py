@@ -415,7 +415,7 @@ def test_local_buffers_stay_with_their_client_and_are_averaged_for_the_test_set(
     )  # fmt: skip
     s = Simulation(chosen)
     s.run()
-    kept = [seat.memory["buffers"] for seat in s.engine.seats.values() if "buffers" in seat.memory]
+    kept = [record.memory["buffers"] for record in s.engine.records.values() if "buffers" in record.memory]
     assert len(kept) > 1
     assert not np.array_equal(kept[0], kept[1])
     np.testing.assert_allclose(s.model.get_buffers()[:4], np.mean(kept, axis=0)[:4], rtol=1e-6)

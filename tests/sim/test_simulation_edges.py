@@ -279,7 +279,7 @@ def test_early_stopping_on_examples_a_client_does_not_train_on() -> None:
     plain, early = simulated(*changes), simulated(*changes, "training.validation=0.25")
     assert early.result().gradient_evaluations < 0.5 * plain.result().gradient_evaluations
     held = len(early.partition.indices[0])
-    assert early.workshop.examples(0) == held - round(0.25 * held)
+    assert early.client_training.examples(0) == held - round(0.25 * held)
 
 
 @pytest.mark.parametrize("protocol", ["events", "ticks"])

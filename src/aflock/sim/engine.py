@@ -25,7 +25,7 @@ from ..coordination.tally import Tally
 from ..errors import AflockError, VectorError
 from ..local import Memory
 from ..types import Job, Receipt, Update
-from .client_training import ClientTraining as Workshop
+from .client_training import ClientTraining
 from .clock import Clock
 from .executors import Executor, Order
 from .fleet import Fleet
@@ -75,7 +75,7 @@ class Engine:
         self,
         coordinator: Coordinator,
         fleet: Fleet,
-        workshop: Workshop,
+        client_training: ClientTraining,
         executor: Executor,
         *,
         budget: Budget,
@@ -86,14 +86,14 @@ class Engine:
     ) -> None:
         self.coordinator = coordinator
         self.fleet = fleet
-        self.workshop = workshop
+        self.client_training = client_training
         self.executor = executor
         self.budget = budget
         self.ticks = ticks
         self.step_per_tick = step_per_tick
         self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
-        self.seats: defaultdict[int, SimulatedClient] = defaultdict(SimulatedClient)
+        self.records: defaultdict[int, SimulatedClient] = defaultdict(SimulatedClient)
         self._on_upload, self._on_tick = on_upload, on_tick
         self._fruitless = 0
         self.replaying = False
@@ -104,7 +104,7 @@ class Engine:
     @property
     def by_client(self) -> dict[int, int]:
         """How many uploads came from each client that made any."""
-        return {client: seat.uploads for client, seat in self.seats.items() if seat.uploads}
+        return {client: record.uploads for client, record in self.records.items() if record.uploads}
 
     @property
     def largest_share(self) -> float:
@@ -167,7 +167,7 @@ class Engine:
             clock.now = self.opened_at + self.budget.ticks  # the last ticks are empty
         elif not self.ticks:
             item = clock.next()
-            if type(item) is Order and self.seats[item.job.client].order is item:
+            if type(item) is Order and self.records[item.job.client].order is item:
                 self._arrive(item)
             else:
                 self.deliver(item)
@@ -218,18 +218,18 @@ class Engine:
 
     def send(self, job: Job, *, on_clock: bool = True) -> None:
         """A job has been handed out: puts its return on the clock."""
-        client, clock, workshop = job.client, self.clock, self.workshop
-        seat = self.seats[client]
-        number = seat.number = seat.number + 1
-        steps = workshop.steps_of(client, number)
+        client, clock, client_training = job.client, self.clock, self.client_training
+        record = self.records[client]
+        number = record.number = record.number + 1
+        steps = client_training.steps_of(client, number)
         length = job.model.nbytes
         down = length * (1 + len(job.extras))
         self.tally.bytes_down += down
         due = clock.now
         if on_clock:
-            duration = self.fleet.duration(client, number, steps, down + length * len(workshop.needs))
+            duration = self.fleet.duration(client, number, steps, down + length * len(client_training.needs))
             due += self._whole(duration) if self.ticks else duration
-        order = seat.order = tuple.__new__(Order, (job, number, steps, seat.memory, seat.delay, due))
+        order = record.order = tuple.__new__(Order, (job, number, steps, record.memory, record.delay, due))
         if on_clock:
             if due < math.inf:
                 clock.at(due, order)
@@ -244,7 +244,7 @@ class Engine:
     def deliver(self, item: Item | Order) -> None:
         """Lets it happen now."""
         if type(item) is Order:
-            if self.seats[item.job.client].order is item:  # else it was dropped meanwhile, or its client is gone
+            if self.records[item.job.client].order is item:  # else it was dropped meanwhile, or its client is gone
                 self._arrive(item)
             return
         self._fruitless += 1
@@ -257,18 +257,18 @@ class Engine:
         """Nobody waits for the client's job any more."""
         order = self.order(client)
         if order is not None:
-            self.seats[client].order = None
+            self.records[client].order = None
             self.executor.cancel(order)
 
     def order(self, client: int) -> Order | None:
         """The job the client has now."""
-        return self.seats[client].order if client in self.seats else None
+        return self.records[client].order if client in self.records else None
 
     def _arrive(self, order: Order) -> None:
         job = order.job
         client = job.client
         done = self.executor.result(order)
-        update = Update(client, job.version, done.vectors, done.steps, self.workshop.examples(client), job.id)
+        update = Update(client, job.version, done.vectors, done.steps, self.client_training.examples(client), job.id)
         try:
             receipt = self.coordinator.push(update, self.clock.now, step=not self.step_per_tick)
         except VectorError as error:
@@ -276,9 +276,9 @@ class Engine:
                 f"training diverges: at version {self.coordinator.strategy.version} the update of client {client} is "
                 f"of no use ({error}); lower local.eta_l or strategy.lr"
             ) from None
-        seat = self.seats[client]
-        seat.order, seat.delay = None, receipt.staleness
-        seat.uploads += 1
+        record = self.records[client]
+        record.order, record.delay = None, receipt.staleness
+        record.uploads += 1
         self._fruitless = 0
         if done.memory:
             done.keep(order.memory, receipt)

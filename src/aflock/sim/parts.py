@@ -26,7 +26,7 @@ class Parts:
     fleet: Fleet
     strategy: Strategy
     model: Model
-    workshop: ClientTraining
+    client_training: ClientTraining
 
 
 def assemble(experiment: Experiment) -> Parts:

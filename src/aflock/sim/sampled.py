@@ -94,7 +94,7 @@ class Sampled(Engine):
 
     def _work(self, job: Job) -> None:
         self.send(job, on_clock=False)
-        order = self.seats[job.client].order
+        order = self.records[job.client].order
         assert order is not None
         self.deliver(order)
 

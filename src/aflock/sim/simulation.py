@@ -25,7 +25,7 @@ from ..events import Event
 from ..strategies.base import Strategy
 from ..system.threads import one_thread
 from ..types import Job, Receipt, State
-from .client_training import ClientTraining as Workshop
+from .client_training import ClientTraining
 from .engine import Engine, Item, SimulatedClient
 from .executors import Executor, Inline, Order
 from .experiment import Experiment
@@ -106,7 +106,7 @@ class Simulation:
         section, seeds = self.experiment.section, self.experiment.section("seeds")
         parts = assemble(self.experiment)
         self.dataset, self.partition, self.fleet = parts.dataset, parts.partition, parts.fleet
-        self.strategy, self.model, self.workshop = parts.strategy, parts.model, parts.workshop
+        self.strategy, self.model, self.client_training = parts.strategy, parts.model, parts.client_training
         clock, n = section("clock"), len(self.partition.indices)
         if clock.concurrency is not None and clock.concurrency > n:
             raise ParameterError(f"[clock] concurrency = {clock.concurrency} exceeds the {n} clients; lower it")
@@ -128,12 +128,12 @@ class Simulation:
         limits = {name: math.inf if value is None else value for name, value in asdict(section("budget")).items()}
         if all(math.isinf(value) for value in limits.values()):
             raise ParameterError("[budget] is empty; set uploads, versions, time or ticks")
-        self.executor = executor(self.experiment, self.workshop, workers)
+        self.executor = executor(self.experiment, self.client_training, workers)
         kind = Sampled if clock.protocol == "sampled" else Engine
         self.engine: Engine = kind(
             self.coordinator,
             self.fleet,
-            self.workshop,
+            self.client_training,
             self.executor,
             budget=Budget(**limits),
             ticks=clock.protocol == "ticks",
@@ -171,7 +171,7 @@ class Simulation:
     def close(self) -> None:
         """Ends the processes it started and lets go of the clients' data; what was measured stays."""
         self.executor.close()
-        self.workshop.clear()
+        self.client_training.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -227,7 +227,7 @@ class Simulation:
 
     def _set_mean_buffers(self) -> None:
         """Buffers that stay with the clients: the test set sees their mean. They are never sent back."""
-        known = [seat.memory["buffers"] for seat in self.engine.seats.values() if "buffers" in seat.memory]
+        known = [record.memory["buffers"] for record in self.engine.records.values() if "buffers" in record.memory]
         if known:
             self.model.set_buffers(np.mean(known, axis=0))
 
@@ -251,7 +251,7 @@ class Simulation:
             largest_share=self.engine.largest_share,
             rejected=tally.rejected,
             server_bytes=self.strategy.nbytes,
-            client_bytes=sum(part.nbytes for seat in self.engine.seats.values() for part in seat.memory.values()),
+            client_bytes=sum(part.nbytes for record in self.engine.records.values() for part in record.memory.values()),
             model_sha256=hashlib.sha256(self.strategy.model.tobytes()).hexdigest(),
         )
 
@@ -273,9 +273,13 @@ class Simulation:
                 ],  # a job's own number says whether it is still the client's open one
             },
             "tally": engine.tally.state_dict(),
-            "seats": [[client, seat.number, seat.delay, seat.uploads] for client, seat in engine.seats.items()],
-            "memories": {str(client): dict(seat.memory) for client, seat in engine.seats.items() if seat.memory},
-            "orders": {str(c): _saved_order(seat.order) for c, seat in engine.seats.items() if seat.order},
+            "seats": [
+                [client, record.number, record.delay, record.uploads] for client, record in engine.records.items()
+            ],  # the name is part of the format
+            "memories": {
+                str(client): dict(record.memory) for client, record in engine.records.items() if record.memory
+            },
+            "orders": {str(c): _saved_order(record.order) for c, record in engine.records.items() if record.order},
             "measurements": [asdict(measurement) for measurement in self.measurements],
             "sampled": engine.sampling() if isinstance(engine, Sampled) else {},
             "wall": self._wall,
@@ -293,11 +297,11 @@ class Simulation:
         engine.tally = Tally.loaded(state["tally"])
         for client, number, delay, uploads in state["seats"]:
             memory = dict(state["memories"].get(str(client), {}))
-            engine.seats[client] = SimulatedClient(memory, number, delay, uploads=uploads)
+            engine.records[client] = SimulatedClient(memory, number, delay, uploads=uploads)
         for client, saved in state["orders"].items():
-            seat = engine.seats[int(client)]
-            seat.order = _loaded_order(int(client), saved, seat)
-            self.executor.submit(seat.order)
+            record = engine.records[int(client)]
+            record.order = _loaded_order(int(client), saved, record)
+            self.executor.submit(record.order)
         entries = [(due, seq, _loaded_item(Item(*item), engine)) for due, seq, *item in clock["entries"]]
         engine.clock.restore(clock["now"], clock["sequence"], entries)
         if isinstance(engine, Sampled):
@@ -357,9 +361,9 @@ def _check_workers(workers: object) -> None:
         raise ParameterError(f"workers={workers!r} is not valid; expected an integer of at least 0")
 
 
-def executor(experiment: Experiment, workshop: Workshop, workers: int) -> Executor:
+def executor(experiment: Experiment, client_training: ClientTraining, workers: int) -> Executor:
     """Where clients are trained: in that many processes, or here."""
-    return Processes(experiment, workshop, workers) if workers else Inline(workshop)
+    return Processes(experiment, client_training, workers) if workers else Inline(client_training)
 
 
 def _saved_job(job: Job) -> dict[str, Any]:
@@ -373,7 +377,7 @@ def _saved_order(order: Order) -> dict[str, Any]:
     return {"head": head, **_saved_job(order.job)}
 
 
-def _loaded_order(client: int, saved: dict[str, Any], seat: SimulatedClient) -> Order:
+def _loaded_order(client: int, saved: dict[str, Any], record: SimulatedClient) -> Order:
     first, number_of_job, number, steps, delay, due = saved["head"]
     job = Job(client, saved["version"], saved["model"], saved["extras"], first, number_of_job)
-    return Order(job, number, steps, seat.memory, delay, math.inf if due is None else due)
+    return Order(job, number, steps, record.memory, delay, math.inf if due is None else due)

@@ -73,7 +73,7 @@ def main(pipe: Connection, document: dict[str, Any], folder: str) -> None:
 
 def _serve(pipe: Connection, document: dict[str, Any]) -> None:
     try:
-        training = assemble(Experiment.build(document)).workshop
+        training = assemble(Experiment.build(document)).client_training
     except (AflockError, OSError) as error:
         pipe.send(Ready(str(error)))
         return

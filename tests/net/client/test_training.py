@@ -167,7 +167,7 @@ def test_the_network_gives_the_same_bits_as_the_simulator(name: str, tmp_path: P
         server.coordinator.finish(time.monotonic())
         assert server.strategy.version == simulation.strategy.version
         assert server.strategy.model.tobytes() == simulation.strategy.model.tobytes()
-    for client, seat in simulation.engine.seats.items():
+    for client, seat in simulation.engine.records.items():
         found = remembered(tmp_path / f"c{client}")
         assert {key: value.tobytes() for key, value in found.items()} == {
             key: value.tobytes() for key, value in seat.memory.items()
@@ -175,14 +175,14 @@ def test_the_network_gives_the_same_bits_as_the_simulator(name: str, tmp_path: P
 
 
 def _work_as(server: FakeServer, experiment: Experiment, client: int, folder: Path) -> None:
-    workshop = assemble(experiment).workshop
+    client_training = assemble(experiment).client_training
 
     def train(job: Job, number: int, memory: Memory, delay: float) -> Trained:
         assert job.client == client
-        return workshop.train(job, number, workshop.steps_of(client, number), memory, delay)
+        return client_training.train(job, number, client_training.steps_of(client, number), memory, delay)
 
     name = f"c{client}"
-    made(server, folder / name, name).run_with(train, examples=workshop.examples(client))
+    made(server, folder / name, name).run_with(train, examples=client_training.examples(client))
 
 
 @pytest.mark.parametrize("encoding", ["float16", "int8"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from aflock import strategies
-from aflock.errors import ParameterError
+from aflock.errors import InputError, ParameterError
 from aflock.events import Event
 from aflock.runs import running
 from aflock.sim import replay
@@ -84,7 +85,7 @@ def test_staleness_counts_from_the_start_of_the_tick() -> None:
 
 def test_jobs_of_a_tick_are_given_after_its_step() -> None:
     _, events = finished(*TICKS, "strategy.name=ace")
-    for before, event in zip(events, events[1:], strict=False):
+    for before, event in pairwise(events):
         if event.kind == "pull" and not event.first:
             assert before.kind in ("pull", "step", "arrival")
             assert event.version == event.server
@@ -146,9 +147,9 @@ def test_a_trace_without_steps_is_refused_where_steps_are_wanted(tmp_path: Path)
     per_arrival = ("clock.protocol=ticks", "budget.uploads=50", "strategy.name=asgd", "partition.clients=5")
     running.run(experiment(*per_arrival), tmp_path / "run")
     lines = list(replay.read(tmp_path / "run" / "trace.jsonl"))
-    with Simulation(experiment(*per_arrival, "clock.step=tick")) as simulation:
-        with pytest.raises(Exception, match="no lines of server steps"):
-            replay.replay(simulation, lines)
+    wanting = Simulation(experiment(*per_arrival, "clock.step=tick"))
+    with wanting, pytest.raises(InputError, match="no lines of server steps"):
+        replay.replay(wanting, lines)
 
 
 # --- places that are given again at server steps --------------------------------------------------------------------

@@ -138,9 +138,20 @@ def number(headers: Headers, name: str, default: int | None = None) -> int:
 def _number(text: str | None, name: str) -> int:
     if text is None:
         raise WireError(f"the header {name} is missing")
-    if not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
+    if not _is_number(text):
         raise WireError(f"the header {name} is not a number")
     return int(text)
+
+
+def query_number(text: str, name: str) -> int:
+    """The number in a parameter of a URL's query, in the same form as in a header."""
+    if not _is_number(text):
+        raise WireError(f"the query parameter {name} is not a number")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= _DIGITS
 
 
 def names(headers: Headers) -> tuple[str, ...]:

@@ -253,7 +253,7 @@ class App:
 
     async def _pull(self, request: Request) -> Response:
         member = self._authenticate(request)
-        wait = min(_LONGEST_WAIT, float(wire.number({"wait": request.option("wait") or "0"}, "wait")))
+        wait = min(_LONGEST_WAIT, float(wire.query_number(request.option("wait") or "0", "wait")))
         until = time.monotonic() + wait
         while True:
             if self.federation.ended or member.name not in self.federation.gathered:

@@ -1,4 +1,7 @@
-"""The limits of the HTTP server; docs/protocol.md has the same numbers."""
+"""The limits of the HTTP server.
+
+docs/protocol.md has the same numbers, but for those that no client need know: PIECE, LINGER and CLOSE_TIMEOUT.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 It never sleeps and never reads a clock: time is an argument and must not run backwards. It is the same object in
 simulation, behind a network and in replay, and it emits one `Event` for everything that happens.
 
-Where each client is (idle, working, resting, away) is kept in `places.py`.
+Where each client is (idle, working, resting, away) is kept in `client_states.py`.
 
 The opening: where a rule needs every client's gradient first, each client's first job is marked `first`; the rule
 starts when all are in. A client that joins such a rule later gets a first job and enters the mean with its answer.

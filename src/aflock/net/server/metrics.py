@@ -153,7 +153,7 @@ def text(store: DataFolder, counters: ServerCounters, waits: Mapping[str, float]
     add("undone_total", "counter", "Server steps undone: they left the model not finite.", [("", counts.undone)])
     add("diverged", "gauge", "1 while the model has diverged.", [("", federation.diverged)])
     add("open_jobs", "gauge", "Open jobs.", [("", _open_jobs(federation))])
-    add("clients", "gauge", "Members.", [("", len(federation.clients) + len(federation.gathered))])
+    add("clients", "gauge", "Clients that have joined.", [("", len(federation.clients) + len(federation.gathered))])
     add("clients_waiting", "gauge", "Clients that wait for a job.", [("", len(waits))])
     long = sum(seconds > LONG for seconds in waits.values())
     add("clients_waiting_long", "gauge", "Clients that have waited for over a minute.", [("", long)])

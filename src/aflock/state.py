@@ -3,8 +3,8 @@
 A state is a nested dict whose leaves are NumPy arrays or JSON values. Arrays become tensors named by their path
 ("strategy/rows/rows/3"); everything else becomes one JSON document in the file's metadata, under the key "aflock".
 
-A checksum covers the whole file (system/safetensors_codec.py). Format 1, which is still read, had one of the document and the
-arrays only: what is between them, the table of tensors, is checked as far as it can be.
+A checksum covers the whole file (system/safetensors_codec.py). Format 1, which is still read, had one of the document
+and the arrays only: what is between them, the table of tensors, is checked as far as it can be.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ def prose(source: str) -> str:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
     comments = [
-        token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
     ]
     return "\n".join([*strings, *comments])
 
@@ -82,7 +84,9 @@ def test_the_files_that_docstrings_and_comments_name_exist() -> None:
     assert {file: names for file, names in found.items() if names} == {}
 
 
-@pytest.mark.parametrize("text", ['"""See gone.py."""', "x = 1  # see net/gone.py", 'x = 1\n"""As in `storage/gone.py`."""'])
+@pytest.mark.parametrize(
+    "text", ['"""See gone.py."""', "x = 1  # see net/gone.py", 'x = 1\n"""As in `storage/gone.py`."""']
+)
 def test_a_file_that_a_docstring_or_a_comment_names_wrongly_is_found(text: str) -> None:
     assert len(missing_modules(text, SRC / "net")) == 1
     assert missing_modules('x = "gone.py"  # types.py, server/app.py', SRC / "net") == []

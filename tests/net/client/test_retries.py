@@ -215,7 +215,7 @@ def test_a_version_is_not_sent_twice() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"protocol": 2}, "speaks protocol 2, this client 1"),
+        ({"protocol": 2}, "uses protocol 2, this client 1"),
         ({"length": D + 1}, "the body has 20 bytes instead of 24"),
         ({"length": -1}, "`length` is not an integer of at least 1"),
         ({"length": True}, "`length` is not an integer of at least 1"),

@@ -145,7 +145,7 @@ def test_members_that_cannot_be_read(tmp_path: Path) -> None:
         until(lambda: "members.json cannot be used" in server.errors)
         assert alice.push(ONES, next=True)[0] == 200  # those known stay
         file.write_text(good)
-        until(lambda: "can be used again" in server.errors)
+        until(lambda: "can be read again" in server.errors)
         assert server.errors.count("cannot be used") == 1
         file.write_text("[]")
         assert server.stop() == 0

@@ -399,7 +399,7 @@ def test_a_long_wait_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch:
     with caplog.at_level(logging.WARNING, "aflock.server"):
         asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
-        "bob, carol: no job for over a minute (2 clients wait so long); see [federation] concurrency and selection"
+        "bob, carol: waiting for a job for over a minute (2 clients in all); [federation] concurrency may be too small"
     ]
 
 

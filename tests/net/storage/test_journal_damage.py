@@ -30,7 +30,7 @@ def test_a_flipped_bit_in_a_middle_record_is_refused(tmp_path: Path) -> None:
         broken = flipped(whole, place)
         segment.write_bytes(broken)
         with pytest.raises(
-            CorruptJournal, match=f"byte {begin} of {segment} .*restore its files from a backup"
+            CorruptJournal, match=f"byte {begin} of {segment} .*restore the folder from a backup"
         ) as error:
             contents(tmp_path)
         assert (error.value.path, error.value.offset) == (segment, begin)
@@ -71,7 +71,7 @@ def test_a_record_that_was_cut_out_is_missed(tmp_path: Path) -> None:
         contents(tmp_path)
     assert caught.value.offset == begin
     segment.write_bytes(whole[:end] + whole[begin:])
-    with pytest.raises(CorruptJournal, match="record 2 is here where 3 should be"):
+    with pytest.raises(CorruptJournal, match="found record 2, expected record 3"):
         contents(tmp_path)
 
 

@@ -64,8 +64,8 @@ journal.write([(b"3", b"f" * 10_000)])
 """
     message = run(LIMITED + script, tmp_path).splitlines()[0]
     assert message == (
-        f"the disk is full and the journal in {tmp_path} cannot grow (File too large); "
-        "make room or raise the limit, and write again: nothing of this batch was kept"
+        f"the disk is full, so the journal in {tmp_path} cannot grow (File too large); "
+        "free disk space or raise the limit; clients send the updates again"
     )
     assert contents(tmp_path) == [(1, b"1", b"a" * 1000), (2, b"2", b"e" * 1000), (3, b"3", b"f" * 10_000)]
 

@@ -75,7 +75,7 @@ def test_a_trace_that_lost_lines_of_a_snapshot_is_told_of(tmp_path: Path, caplog
         store.snapshot()
     (folder / "trace.jsonl").write_bytes(b"")
     DataFolder(folder, settings()).close()
-    assert "has lost lines" in caplog.text
+    assert "lines are lost" in caplog.text
     assert not replay(folder / "trace.jsonl")["agrees"]
 
 

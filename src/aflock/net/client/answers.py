@@ -65,7 +65,7 @@ class Hello:
         if document.get("protocol") != wire.PROTOCOL:
             protocol = printable(str(document.get("protocol")))
             raise ProtocolError(
-                f"the server speaks protocol {protocol}, this client {wire.PROTOCOL}; install the same version"
+                f"the server uses protocol {protocol}, this client {wire.PROTOCOL}; install the server's version"
             )
         federation, local = _text(document, "federation"), document.get("local")
         if not _FEDERATION.fullmatch(federation):

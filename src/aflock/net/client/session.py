@@ -278,7 +278,7 @@ class Session:
         found = first_connection_error(error, self._base)
         broke = isinstance(error, aiohttp.ClientConnectionError) and not isinstance(error, aiohttp.ClientConnectorError)
         if self._without_certificate and (broke or isinstance(error, ConnectionError)):
-            return Unavailable(f"{found}; if it asks for certificates, give this client certificate= and key=")
+            return Unavailable(f"{found}; if the server requires client certificates, give certificate= and key=")
         return found
 
     async def _stopped_within(self, pause: float) -> bool:

@@ -216,9 +216,11 @@ class Federation:
         if steps < 1 or examples < 1:
             raise unusable("steps and examples must be at least 1")
         if examples > self.p.max_examples:
-            raise unusable(f"the update claims {examples} examples; at most {self.p.max_examples} are taken")
+            raise unusable(
+                f"the update claims {examples} examples; the limit is {self.p.max_examples} ([federation] max_examples)"
+            )
         if steps > self.p.max_steps:
-            raise unusable(f"the update claims {steps} steps; at most {self.p.max_steps} are taken")
+            raise unusable(f"the update claims {steps} steps; the limit is {self.p.max_steps} ([federation] max_steps)")
         if version != pulled:
             raise unusable(f"the update says version {version}; its job has another version")
 

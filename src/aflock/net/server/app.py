@@ -421,9 +421,9 @@ class App:
         self.members.refresh()
         before, self._members_problem = self._members_problem, self.members.problem
         if self._members_problem and self._members_problem != before:
-            log.error("%s; until then the server goes on with the members it knows", self._members_problem)
+            log.error("%s; the server keeps the members it has read before", self._members_problem)
         elif before and not self._members_problem:
-            log.info("members.json can be used again")
+            log.info("members.json can be read again")
 
     async def _remove_revoked(self) -> None:
         for name in [*self.federation.clients, *self.federation.gathered]:

@@ -102,7 +102,7 @@ def _encryption(folder: Path, server: ServerParams, options: Options) -> Encrypt
 def _is_secure(host: str, options: Options) -> bool:
     """Whether the server uses TLS; refuses plain HTTP beyond this machine, and certificates without TLS."""
     if options.plain and not options.insecure and not is_loopback(host):
-        raise InputError(f"plain HTTP on {host} would show tokens to the network; use TLS, or --insecure")
+        raise InputError(f"plain HTTP on {host} would send tokens unencrypted; use TLS, or allow it with --insecure")
     plain = options.plain or options.insecure
     if plain and (options.certificate or options.key or options.client_ca):
         raise InputError("certificates are not used without TLS; leave out --http and --insecure, or the certificates")
@@ -194,7 +194,8 @@ def _greeting(store: DataFolder, url: str, folder: Path, certificates: tls.Certi
         return
     missing = federation.p.clients - len(federation.gathered)
     if not federation.begun and federation.p.clients > 1:
-        yield f"clients wait for their first job until {counted(missing, 'more client')} joined"
+        has = "has" if missing == 1 else "have"
+        yield f"the server gives the first jobs when {counted(missing, 'more client')} {has} joined"
     yield f"invite a client:  aflock invite {folder} alice"
     yield f"it then runs:     aflock join {url} --token-file alice.token --client-file my_client.py"
 

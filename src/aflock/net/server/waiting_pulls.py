@@ -283,5 +283,5 @@ class WaitingPulls:
         for name in new:
             self._waits[name].warned = True
         shown = ", ".join(new[:_MAX_NAMES]) + (f" and {len(new) - _MAX_NAMES} more" if len(new) > _MAX_NAMES else "")
-        text = "%s: no job for over a minute (%d clients wait so long); see [federation] concurrency and selection"
+        text = "%s: waiting for a job for over a minute (%d clients in all); [federation] concurrency may be too small"
         log.warning(text, shown, len(long), extra=fields(event="waiting", clients=new, count=len(long)))

@@ -38,6 +38,7 @@ from ...config import ConfigError
 from ...errors import StateError
 from ...events import Event, moment
 from ...system.files import PRIVATE, remove_leftovers, write_whole
+from ...system.words import counted
 from ...types import State, Vector
 from ..federation.federation import Head
 from ..protocol.refusals import Refused
@@ -70,8 +71,9 @@ class LostUpdates(StateError):
 
     def __init__(self, folder: Path, lost: list[tuple[str, int]]) -> None:
         super().__init__(
-            f"acknowledged updates are lost: {folder / 'trace.jsonl'} tells of {len(lost)} that are not in the journal "
-            f"({_listed(lost)}); restore {folder / 'journal'} from a backup, or go on without them with "
+            f"{counted(len(lost), 'acknowledged update')} {'is' if len(lost) == 1 else 'are'} in "
+            f"{folder / 'trace.jsonl'} and not in the journal ({_listed(lost)}); restore "
+            f"{folder / 'journal'} from a backup, or go on without them with "
             "`aflock serve --accept-loss`; nothing was changed"
         )
         self.lost = lost
@@ -313,7 +315,7 @@ class DataFolder:
 
 def kept_settings(file: Path) -> dict[str, Any]:
     """The federation file that a federation was begun with; raises `StateError` if it is empty or cannot be read."""
-    way_out = "put back a copy of it, or copy the file the federation was begun with to this place"
+    way_out = "restore it from a backup, or copy the federation file that the federation was begun with to this path"
     if file.is_file() and not file.read_bytes().strip(b"\0 \t\r\n"):
         raise StateError(f"{file} is empty, so it does not say what this federation was begun with; {way_out}")
     try:

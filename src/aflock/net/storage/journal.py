@@ -373,8 +373,8 @@ class Journal(JournalReader):
     def _full(self, error: OSError) -> JournalFull:
         cause = "the disk is full" if error.errno in _DISK_FULL else "the system is short of open files or memory"
         return JournalFull(
-            f"{cause} and the journal in {self.folder} cannot grow ({error.strerror}); "
-            "make room or raise the limit, and write again: nothing of this batch was kept"
+            f"{cause}, so the journal in {self.folder} cannot grow ({error.strerror}); "
+            "free disk space or raise the limit; clients send the updates again"
         )
 
     def _failed(self, error: OSError) -> JournalFailed:

@@ -57,8 +57,8 @@ class CorruptJournal(JournalError):
 
     def __init__(self, path: Path, offset: int, what: str) -> None:
         super().__init__(
-            f"the journal is damaged at byte {offset} of {path} ({what}); restore its files from a backup, "
-            "or move this one away and start from a snapshot newer than it"
+            f"the journal is damaged at byte {offset} of {path} ({what}); restore the folder from a backup, "
+            "or move this file away if a snapshot holds all of its records"
         )
         self.path, self.offset = path, offset
 
@@ -295,7 +295,8 @@ def _mark(path: Path, first: int, header: bytes) -> bytes:
     _, version, written, mark = _HEADER.unpack_from(header)
     if version != _FORMAT:
         raise JournalError(
-            f"{path} has journal format {version}; use the aflock that wrote it, this one reads {_FORMAT}"
+            f"{path} has journal format {version}, but this version of aflock reads format {_FORMAT}; "
+            "use the version that wrote it"
         )
     if written != first:
         raise CorruptJournal(path, 0, f"its header says that it begins with record {written}")
@@ -322,7 +323,7 @@ def _first_bytes(disk: Disk, descriptor: int, most: int) -> bytes:
 
 
 def missing(expected: int, found: int) -> str:
-    """Says that the record `found` stands where `expected` should be."""
+    """Says that the record `found` follows where the record `expected` must follow."""
     if found > expected:
         return f"records {expected} to {found - 1} are missing before it"
-    return f"record {found} is here where {expected} should be"
+    return f"found record {found}, expected record {expected}"

@@ -309,7 +309,7 @@ def test_a_kept_file_that_was_emptied_is_named(tmp_path: Path, content: bytes) -
     file.write_bytes(content)
     before = listing(tmp_path)
     for look in (lambda: DataFolder(tmp_path, settings()).close(), lambda: replay(tmp_path / "trace.jsonl")):
-        with pytest.raises(ValueError, match="copy the federation file that .* to this path") as error:
+        with pytest.raises(ValueError, match=r"copy the federation file that .* to this path") as error:
             look()
         assert str(file) in str(error.value)
         assert listing(tmp_path) == before

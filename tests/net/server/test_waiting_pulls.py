@@ -435,7 +435,7 @@ def test_who_waits_longer_than_a_minute_is_counted(tmp_path: Path) -> None:
         text = metrics.text(store, ServerCounters(), seconds, False)
         for line in ("clients_waiting 2", "clients_waiting_long 1", "longest_wait_seconds 75.25"):
             assert f"\naflock_{line}\n" in text
-        found = metrics.status(store, ServerCounters(), seconds, full=True)
+        found = metrics.status(store, ServerCounters(), seconds)
     finally:
         store.close()
     shown = _rendered(found)

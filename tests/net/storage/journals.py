@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aflock.net.storage.disk import Buffer
 from aflock.net.storage.journal import Journal
+from aflock.net.storage.segment import Record
 
 Plain = tuple[int, bytes, bytes]
 
@@ -17,11 +18,24 @@ HEADER = 32
 FRAME = 44
 
 
+def recovered(journal: Journal, after: int = 0) -> Iterator[Record]:
+    """Yields the records after a seq, as a start of the server reads them; after the last, the journal is writable."""
+    yield from journal.read(after)
+    journal.make_writable()
+
+
+def delete_upto(journal: Journal, upto: int) -> int:
+    """Deletes old segments; returns how many."""
+    before = len(segments(journal.folder))
+    journal.delete_upto(upto)
+    return before - len(segments(journal.folder))
+
+
 def opened(folder: Path, after: int = 0, segment_bytes: int = 64 << 20) -> tuple[Journal, list[Plain]]:
     """A journal that can be written to, and what was in it."""
     journal = Journal(folder, segment_bytes=segment_bytes)
     try:
-        return journal, [(seq, head, bytes(body)) for seq, head, body in journal.recover(after)]
+        return journal, [(seq, head, bytes(body)) for seq, head, body in recovered(journal, after)]
     except BaseException:
         journal.close()
         raise

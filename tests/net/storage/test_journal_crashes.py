@@ -144,8 +144,9 @@ def body(seq):
     return bytes([seq % 251]) * (1_500_000 if seq % 50 == 0 else seq * 37 % 3000)
 
 journal = Journal(Path(sys.argv[1]), segment_bytes=1_000_000)
-for record in journal.recover(int(sys.argv[2])):
+for record in journal.read(int(sys.argv[2])):
     pass
+journal.make_writable()
 while True:
     seqs = range(journal.next, journal.next + journal.next % 9 + 1)
     journal.write([(b"%d" % seq, body(seq)) for seq in seqs])

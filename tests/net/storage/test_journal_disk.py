@@ -13,7 +13,7 @@ import pytest
 
 from aflock.net.storage import segment as module
 from aflock.net.storage.journal import Journal, JournalFailed, JournalInUse
-from tests.net.storage.journals import THREE, THREE_RECORDS, contents, filled, goes_on, opened, segments
+from tests.net.storage.journals import THREE, THREE_RECORDS, contents, filled, goes_on, opened, recovered, segments
 
 
 def run(script: str, *arguments: object) -> str:
@@ -48,7 +48,8 @@ def refused(call):
     assert {path: path.read_bytes() for path in folder.glob("journal-*")} == on_disk
 
 journal = Journal(folder)
-assert not list(journal.recover())
+assert not list(journal.read())
+journal.make_writable()
 journal.write([(b"1", b"a" * 1000)])
 """
 
@@ -124,7 +125,7 @@ def test_after_a_failed_sync_nothing_is_taken_any_more(tmp_path: Path, monkeypat
             lambda: journal.write([(b"", b"")]),
             lambda: journal.delete_upto(1),
             journal.rotate,
-            lambda: list(journal.recover()),
+            lambda: list(recovered(journal)),
         ):
             with pytest.raises(JournalFailed, match="Input/output error"):
                 call()

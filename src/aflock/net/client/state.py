@@ -76,7 +76,7 @@ class ClientState:
         self._next: Memory = {}
         self._lock: int | None = None
         if folder is not None:
-            _make_folder(folder)
+            _make_private_folder(folder)
             self._lock = _lock_folder(folder)
             try:
                 with _errors_name(folder):
@@ -162,7 +162,7 @@ def _copies(memory: Mapping[str, npt.NDArray[Any]]) -> Memory:
     return {name: np.array(vector) for name, vector in memory.items()}
 
 
-def _make_folder(folder: Path) -> None:
+def _make_private_folder(folder: Path) -> None:
     """Makes a folder that only its owner may read; the mode of an existing folder stays: it may hold other files."""
     try:
         if not folder.is_dir():

@@ -123,11 +123,6 @@ def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dic
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-def pairs(lines: str) -> list[tuple[str, str]]:
-    """The (name, value) pairs of header lines, each of which ends with CR LF."""
-    return [(name, value) for name, _, value in (line.partition(": ") for line in lines.split("\r\n")[:-1])]
-
-
 def number(headers: Headers, name: str, default: int | None = None) -> int:
     """The number in a header: at most 18 decimal digits."""
     text = headers.get(name)
@@ -190,11 +185,6 @@ class JobHead(NamedTuple):
     vectors: tuple[str, ...]
     encoding: str
     staleness: int = 0
-
-    def lines(self) -> str:
-        """The header lines."""
-        own = job_lines(self.job, self.number, self.staleness)
-        return own + version_lines(self.version, self.first, self.vectors, self.encoding)
 
     @classmethod
     def parse(cls, headers: Headers) -> Self:

@@ -208,7 +208,7 @@ class App:
 
     async def _status(self, request: Request) -> Response:
         self._check_may_see(request)
-        text = to_json(metrics.status(self.store, self.counters, self._waiting.seconds(), full=True))
+        text = to_json(metrics.status(self.store, self.counters, self._waiting.seconds()))
         return Response(200, "application/json", [text.encode()])
 
     def _check_may_see(self, request: Request) -> None:

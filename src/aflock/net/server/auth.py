@@ -79,8 +79,8 @@ class Auth:
                 raise
             return self._members.authenticate(token)
 
-    def count_request(self, name: str) -> float:
-        """Counts one more request of a client, and refuses it if the client exceeds its rate; returns the time.
+    def count_request(self, name: str) -> None:
+        """Counts one more request of a client, and refuses it if the client exceeds its rate.
 
         A client may send `rate` requests per second, and up to two seconds' worth of them at once.
         """
@@ -92,7 +92,6 @@ class Auth:
             wait = max(0.01, round(due - now - self._ahead, 3))
             raise Refused(429, "too-fast", f"a client may send at most {self._rate:g} requests per second", wait)
         self._due[name] = due
-        return now
 
     def strike(self, name: str) -> bool:
         """Counts one more unusable update of a client; returns whether the client is to be suspended."""

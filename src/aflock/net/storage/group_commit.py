@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import AflockError
 from ..federation.federation import Head
-from ..protocol.refusals import Refused, busy
+from ..protocol.refusals import Refused, busy, stopping
 from ..protocol.wire import Buffer
 from .data_folder import DataFolder, encoded
 from .journal import JournalFull
@@ -89,7 +89,7 @@ class GroupCommit:
     def put(self, head: Head, text: bytes, body: Buffer, done: Done) -> None:
         """Queues a record whose head is already encoded as `text`; `done` is called with the result."""
         if self._closing or self.failed is not None:
-            raise busy("stopping", "the server is stopping; try again")
+            raise stopping()
         self._queue.append((entry(text, body), head, done))
         self._bytes += len(body)
         self._has_queued.set()

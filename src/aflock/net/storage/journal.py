@@ -43,7 +43,7 @@ class JournalInUse(JournalError):
 
 
 class JournalNotOpen(JournalError, OrderError):
-    """The journal has not been recovered to its end yet, or is closed."""
+    """The journal has not been read to its end and made writable yet, or is closed."""
 
 
 class JournalFull(JournalError):
@@ -231,11 +231,6 @@ class Journal(JournalReader):
         """The bytes of all segments on disk."""
         return self._recovered().end + sum(tuple(self._older.values()))  # a copy: the journal's thread may change it
 
-    def recover(self, after: int = 0) -> Iterator[Record]:
-        """Yields every record after the seq `after`, in order; after the last one, the journal is writable."""
-        yield from self.read(after)
-        self.make_writable()
-
     def read(self, after: int = 0) -> Iterator[Record]:
         """As in `JournalReader`; nothing can be written until the last record was read and `make_writable` called."""
         if self._failure or self._closed:
@@ -290,8 +285,8 @@ class Journal(JournalReader):
         if not segment.is_empty:
             self._segment = self._tail = self._follow(segment, segment.next)
 
-    def delete_upto(self, upto: int) -> int:
-        """Deletes the segments that hold no record after the seq `upto`, but never the last; returns how many."""
+    def delete_upto(self, upto: int) -> None:
+        """Deletes the segments that hold no record after the seq `upto`, but never the last."""
         firsts = [*self._older, self._usable().first]
         gone = [first for first, following in pairwise(firsts) if following <= upto + 1]
         try:
@@ -302,7 +297,6 @@ class Journal(JournalReader):
                 self._disk.sync(self._folder)
         except OSError as error:
             raise _unusable(self.folder, error) from error
-        return len(gone)
 
     def close(self) -> None:
         """Closes all files and unlocks the folder; all batches are durable already."""
@@ -312,7 +306,7 @@ class Journal(JournalReader):
         super().close()
 
     def _lock_folder(self) -> int:
-        _make_folder(self.folder)
+        _make_durable_folder(self.folder)
         return self._locked(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
 
     def _segment_for(self, needed: int) -> Segment:
@@ -400,14 +394,16 @@ class Journal(JournalReader):
             return JournalFailed(self._failure)
         if self._closed:
             return JournalNotOpen(f"the journal in {self.folder} is closed; open it again")
-        return JournalNotOpen(f"the journal in {self.folder} is not recovered yet; read all of `recover` first")
+        return JournalNotOpen(
+            f"the journal in {self.folder} is not writable yet; read all of it, then call `make_writable`"
+        )
 
 
-def _make_folder(folder: Path) -> None:
+def _make_durable_folder(folder: Path) -> None:
     """Makes a folder and its parents, and syncs each name."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    _make_durable_folder(folder.parent)
     folder.mkdir(0o700, exist_ok=True)
     sync_folder(folder.parent)
 

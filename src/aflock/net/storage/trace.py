@@ -113,11 +113,6 @@ class TraceFile:
         self._full = False
         """Whether the last write failed."""
 
-    @property
-    def waiting(self) -> int:
-        """Bytes of lines that are not in the file yet, because the disk is full."""
-        return len(self._waiting)
-
     def flush(self) -> None:
         """Writes the lines, without a sync; if that fails, they wait for the next call: the journal has them, too."""
         try:

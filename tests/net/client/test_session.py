@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from aflock.errors import InputError
-from aflock.net.client.client import Progress, Session
+from aflock.net.client.client import JobReport, Session
 from tests.net.client.fake_server import FakeServer
 from tests.net.client.helpers import D, made, one, plain
 
@@ -67,7 +67,7 @@ def test_a_client_that_is_running_cannot_be_run_again() -> None:
         client = made(server)
         errors: list[str] = []
 
-        def again(progress: Progress) -> None:
+        def again(progress: JobReport) -> None:
             thread = threading.Thread(target=lambda: _raises(errors, lambda: client.run_with(one)))
             thread.start()
             thread.join(10)

@@ -13,7 +13,7 @@ from torch import nn
 
 from aflock import state, strategies
 from aflock.errors import MissingVector, StateError
-from aflock.net.client.client import Client, Progress, StateInUse
+from aflock.net.client.client import Client, JobReport, StateInUse
 from aflock.net.client.session import Unavailable
 from aflock.net.client.state import ClientState, EncodedUpdate
 from tests.net.client.fake_server import Refusal, serving
@@ -50,7 +50,7 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "state"
     modes: set[int] = set()
 
-    def look(progress: Progress) -> None:
+    def look(progress: JobReport) -> None:
         modes.update(stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir())
 
     with remembering() as server:

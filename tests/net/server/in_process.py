@@ -67,7 +67,6 @@ class Inside(Server):
     def quiet(self) -> None:
         """Waits until every place is free again."""
         until(lambda: self.places == self.free and not self.waiting, 3.0)
-        until(lambda: self.service.updates.is_idle, 3.0)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def test_a_client_that_hangs_up_while_it_waits_is_passed_over(either: Inside) ->
 
 
 def test_a_slow_body_loses_its_place_and_the_next_one_takes_it(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "GRACE", QUICK)
+    monkeypatch.setattr(connection, "BODY_GRACE", QUICK)
     with contextlib.ExitStack() as stack:
         peers = [working(large, f"slow-{k}") for k in range(3)]
         slow = [begun(large, peer, 1000, stack) for peer in peers[:2]]
@@ -86,7 +86,7 @@ def test_a_slow_body_loses_its_place_and_the_next_one_takes_it(large: Inside, mo
 
 def test_a_steady_body_may_take_its_time(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it keeps the pace that is asked for."""
-    monkeypatch.setattr(connection, "GRACE", QUICK / 2)
+    monkeypatch.setattr(connection, "BODY_GRACE", QUICK / 2)
     with contextlib.ExitStack() as stack:
         wire_ = begun(large, working(large, "steady"), 0, stack)
         for _ in range(16):

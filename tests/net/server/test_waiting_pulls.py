@@ -23,7 +23,7 @@ from aflock.net.server.http.request import Disconnected
 from aflock.net.server.metrics import ServerCounters
 from aflock.net.server.next_client import NextClient
 from aflock.net.server.settings import Settings
-from aflock.net.server.waiting_pulls import FORGOTTEN, GRACE, LONG, WaitingPulls
+from aflock.net.server.waiting_pulls import FORGOTTEN, LONG, PULL_GRACE, WaitingPulls
 from aflock.net.storage.data_folder import DataFolder
 from tests.net.real_server import (
     ONES,
@@ -317,11 +317,11 @@ def test_a_place_is_kept_a_moment_for_a_client_that_asks_again_and_again() -> No
     async def scenario() -> None:
         room = Room()
         assert not await room.ask("bob")
-        room.now += GRACE / 2
+        room.now += PULL_GRACE / 2
         room.drop("alice")
         assert not await room.ask("carol")
         assert await room.ask("bob")
-        room.now += 1.01 * GRACE  # it has not taken it: its record never came
+        room.now += 1.01 * PULL_GRACE  # it has not taken it: its record never came
         assert await room.ask("carol")
         assert not room.waiting.has_place("bob")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from aflock.net.storage.disk import Buffer
+from aflock.net.protocol.wire import BytesLike
 from aflock.net.storage.journal import Journal
 from aflock.net.storage.segment import Record
 
@@ -47,7 +47,7 @@ def contents(folder: Path, after: int = 0) -> list[Plain]:
     return records
 
 
-def filled(folder: Path, *batches: Sequence[tuple[bytes, Buffer]], segment_bytes: int = 64 << 20) -> list[int]:
+def filled(folder: Path, *batches: Sequence[tuple[bytes, BytesLike]], segment_bytes: int = 64 << 20) -> list[int]:
     """Writes batches to a new journal; returns how many bytes it had before each of them, and at the end."""
     journal, _ = opened(folder, segment_bytes=segment_bytes)
     sizes = []

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aflock.net.storage.disk import Buffer, Disk
+from aflock.net.protocol.wire import BytesLike
+from aflock.net.storage.disk import Disk
 
 PAGE = 16
 """Small, so that small records are on several pages."""
@@ -112,7 +113,7 @@ class SimulatedDisk(Disk):
         buffer[: len(found)] = found
         return len(found)
 
-    def write(self, descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
+    def write(self, descriptor: int, buffers: Sequence[BytesLike], place: int) -> int:
         self._check()
         data = b"".join(buffers)
         self._file(descriptor).put(place, data)

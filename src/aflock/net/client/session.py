@@ -194,7 +194,7 @@ class Session:
         path: str,
         read: Reader[T],
         headers: Mapping[str, str] | None = None,
-        body: Iterable[wire.Buffer] | None = None,
+        body: Iterable[wire.BytesLike] | None = None,
         *,
         limit: float | None = None,
         patient: bool = True,
@@ -222,7 +222,7 @@ class Session:
         path: str,
         read: Reader[T],
         headers: Mapping[str, str] | None,
-        body: Iterable[wire.Buffer] | None,
+        body: Iterable[wire.BytesLike] | None,
         limit: float,
         expect: bool,
     ) -> T:

@@ -27,11 +27,11 @@ from ... import state
 from ...errors import AflockError, StateError
 from ...system.files import PRIVATE, locked, remove_leftovers
 from ...types import State
-from ..protocol.wire import Buffer, UpdateHead
+from ..protocol.wire import BytesLike, UpdateHead
 
 log = logging.getLogger("aflock.client")
 
-Memory = dict[str, npt.NDArray[Any]]
+SavedMemory = dict[str, npt.NDArray[Any]]
 
 _PENDING, _MEMORY, _LOCK = "pending.safetensors", "memory.safetensors", "lock"
 
@@ -49,7 +49,7 @@ class EncodedUpdate:
     steps: int
     examples: int
     encoding: str
-    vectors: Mapping[str, Buffer]
+    vectors: Mapping[str, BytesLike]
 
     @property
     def head(self) -> UpdateHead:
@@ -70,10 +70,10 @@ class ClientState:
     """
 
     def __init__(self, folder: Path | None, federation: str) -> None:
-        self.memory: Memory = {}
+        self.memory: SavedMemory = {}
         self.pending: EncodedUpdate | None = None
         self._folder, self._federation = folder, federation
-        self._next: Memory = {}
+        self._next: SavedMemory = {}
         self._lock: int | None = None
         if folder is not None:
             _make_private_folder(folder)
@@ -145,7 +145,7 @@ class ClientState:
             )
         return found
 
-    def _document(self, update: EncodedUpdate, after: Memory) -> State:
+    def _document(self, update: EncodedUpdate, after: SavedMemory) -> State:
         fields = ("job", "version", "steps", "examples", "encoding")
         vectors = {name: np.frombuffer(vector, np.uint8) for name, vector in update.vectors.items()}
         document: State = {"federation": self._federation, "vectors": vectors, "memory": after}
@@ -157,7 +157,7 @@ def _update_from(found: State) -> EncodedUpdate:
     return EncodedUpdate(found["job"], found["version"], found["steps"], found["examples"], found["encoding"], vectors)
 
 
-def _copies(memory: Mapping[str, npt.NDArray[Any]]) -> Memory:
+def _copies(memory: Mapping[str, npt.NDArray[Any]]) -> SavedMemory:
     """Copies of a file's vectors: the file is replaced while the client still uses them."""
     return {name: np.array(vector) for name, vector in memory.items()}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from ...system.words import counted, human
 
-Client = Mapping[str, Any]
+ClientStatus = Mapping[str, Any]
 
-COLUMNS: dict[str, Callable[[Client], str]] = {
+COLUMNS: dict[str, Callable[[ClientStatus], str]] = {
     "client": lambda client: str(client["name"]),
     "no.": lambda client: str(client["number"]),
     "state": lambda client: _state(client),
@@ -79,7 +79,7 @@ def _shortened(name: str, room: int) -> str:
     return f"{name[: room - 1 - end]}…{name[-end:]}"
 
 
-def _state(client: Client) -> str:
+def _state(client: ClientStatus) -> str:
     waits = client.get("waiting")  # older servers do not send it
     return str(client["state"]) if waits is None else f"{client['state']} {duration(waits)}"
 

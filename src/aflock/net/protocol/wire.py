@@ -43,7 +43,7 @@ _SIZES = {"float32": (4, 0), "float16": (2, 0), "int8": (1, 4)}
 ENCODINGS = tuple(_SIZES)
 _DEFAULT_ENCODING = "float32"
 
-Buffer = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 Headers = Mapping[str, str]
 """Names in lower case."""
 
@@ -95,7 +95,7 @@ def bounded(vector: Vector, encoding: str) -> Vector:
     return np.clip(np.nan_to_num(vector, nan=0.0), -most, most).astype(np.float32)
 
 
-def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
+def decode(buffer: BytesLike, encoding: str, length: int) -> Vector:
     """The vector in a buffer (float32: a view of it); the same buffer gives the same bits on every machine."""
     if len(buffer) != size(encoding, length):
         raise VectorError(f"a vector has {len(buffer)} bytes; expected {size(encoding, length)} ({encoding})")
@@ -108,7 +108,7 @@ def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
         return np.frombuffer(buffer, np.int8, offset=4).astype(np.float32) * np.float32(scale)
 
 
-def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:
+def split(body: BytesLike, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:
     """The vectors of a body, which are in the order of `names`."""
     if (
         encoding == "float32" and len(names) == 1 and len(body) == 4 * length and _IS_LITTLE

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-Buffer = bytes | bytearray | memoryview
+from ..protocol.wire import BytesLike
 
 
 class Disk:
@@ -36,7 +36,7 @@ class Disk:
         """Reads from the offset `place` into the buffer; returns how many bytes, at least one unless the file ends."""
         return os.preadv(descriptor, [buffer], place)
 
-    def write(self, descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
+    def write(self, descriptor: int, buffers: Sequence[BytesLike], place: int) -> int:
         """Writes the buffers one after the other from the offset `place` on; returns how many bytes, maybe not all."""
         return os.pwritev(descriptor, buffers, place)
 

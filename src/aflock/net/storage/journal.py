@@ -19,7 +19,8 @@ from typing import Self
 
 from ...errors import OrderError
 from ...system.files import locked, sync_folder
-from .disk import DISK, Buffer, Disk
+from ..protocol.wire import BytesLike
+from .disk import DISK, Disk
 from .segment import (
     CorruptJournal,
     JournalEntry,
@@ -258,7 +259,7 @@ class Journal(JournalReader):
         self._tail = self._new_segment(self._headless or self._after + 1)
         return self._tail
 
-    def write(self, entries: Sequence[JournalEntry | tuple[bytes, Buffer]]) -> int:
+    def write(self, entries: Sequence[JournalEntry | tuple[bytes, BytesLike]]) -> int:
         """Appends a batch of heads and bodies and returns the seq of its first record.
 
         When it returns, the batch is durable. When it raises `JournalFull`, the journal is as it was before.

@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 from ...errors import AflockError
 from ...system.checksum import crc32
-from .disk import DISK, Buffer, Disk
+from ..protocol.wire import BytesLike
+from .disk import DISK, Disk
 
 _MAGIC = b"aflock\0j"
 _FORMAT = 2
@@ -67,12 +68,12 @@ class JournalEntry(NamedTuple):
     """One record to write; the journal does not look into head and body."""
 
     head: bytes
-    body: Buffer
+    body: BytesLike
     checksum: int
     """Of head and body together."""
 
 
-def entry(head: bytes, body: Buffer = b"") -> JournalEntry:
+def entry(head: bytes, body: BytesLike = b"") -> JournalEntry:
     """Makes an entry, with its checksum.
 
     The caller's thread computes the checksum. The journal's thread would release the interpreter for each checksum and
@@ -246,8 +247,8 @@ def size(batch: Sequence[JournalEntry]) -> int:
     return sum([_FRAME_BYTES + len(head) + len(body) for head, body, _ in batch])
 
 
-def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[Buffer]:
-    parts: list[Buffer] = []
+def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[BytesLike]:
+    parts: list[BytesLike] = []
     for seq, (head, body, checksum) in enumerate(batch, first):
         parts.append(_sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head)
         if len(body):
@@ -255,7 +256,7 @@ def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[Buff
     return parts
 
 
-def _write_all(disk: Disk, descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
+def _write_all(disk: Disk, descriptor: int, buffers: Sequence[BytesLike], place: int) -> int:
     """Writes the buffers one after the other without joining them; returns where they end."""
     if len(buffers) <= IOV_MAX:
         written = disk.write(descriptor, buffers, place)

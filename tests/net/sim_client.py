@@ -84,8 +84,8 @@ async def _answered(session: Session, workshop: Workshop, memory: Memory, pulled
     client, number = pulled.job.client, pulled.number
     trained = workshop.train(pulled.job, number, workshop.steps_of(client, number), memory, pulled.delay)
     time.sleep(LONGEST_WORK * rng.fraction(rng.counter_key(0, "work"), client, number))
-    parcel = pulled.pack(trained.vectors, trained.steps, workshop.examples(client))
-    answer = await session.push(parcel, next=number % 2 == 0)
+    update = pulled.pack(trained.vectors, trained.steps, workshop.examples(client))
+    answer = await session.push(update, next=number % 2 == 0)
     trained.keep(memory, answer.receipt)
     return answer.next
 

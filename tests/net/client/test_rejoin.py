@@ -100,7 +100,7 @@ def test_who_joins_again_works_by_the_new_terms() -> None:
                 until(lambda: "heartbeat" in server.kinds())
             yield x, y
 
-    def look(progress: JobReport) -> None:
+    def check(progress: JobReport) -> None:
         seen.append(server.strategy.model.copy())
         if progress.jobs == 2:
             server.encoding = "float16"
@@ -114,7 +114,7 @@ def test_who_joins_again_works_by_the_new_terms() -> None:
 
     strategy = strategies.create("fedbuff", clients=1, buffer=1)
     with serving(strategy, np.zeros(D, np.float32), advice={"eta_l": 0.1}) as server:
-        made(server).run(nn.Linear(4, 3), loader, examples=10, jobs=4, progress=look)
+        made(server).run(nn.Linear(4, 3), loader, examples=10, jobs=4, progress=check)
         assert [event.steps for event in server.happened("arrival")] == [1, 1, 3, 3]
         sent = [headers["aflock-encoding"] for kind, headers in server.asked if kind == "update"]
         assert sent[-2:] == ["float16"] * 2

@@ -17,7 +17,7 @@ from aflock import data, local, models, rng, strategies
 from aflock.errors import CountError, InputError, ParameterError
 from aflock.local import Memory, Trained
 from aflock.models.torch_module import TorchModule
-from aflock.net.client import batches as feed
+from aflock.net.client import batches
 from aflock.net.client import client as clients
 from aflock.net.client.client import JobReport
 from aflock.net.client.outgoing import memory_as_sent
@@ -124,7 +124,7 @@ def test_batch_norm_comes_along(buffers: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_an_error_in_one_sentence(
     options: dict[str, Any], error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MOST_COUNTED", 100)
+    monkeypatch.setattr(batches, "MOST_COUNTED", 100)
     usual: dict[str, Any] = {"model": nn.Linear(4, 3), "batches": [blobs(10)], "jobs": 1}
     with serving(strategies.create("asgd", clients=1), np.zeros(15, np.float32)) as server:
         with pytest.raises(error, match=says):

@@ -72,7 +72,7 @@ def test_a_closed_status_is_shown_to_who_brings_a_token(tmp_path: Path) -> None:
         assert (code, err) == (1, "aflock: the token is not valid\n")
 
 
-def test_what_serve_prints_is_what_an_unverified_look_shows(tmp_path: Path) -> None:
+def test_serve_prints_the_fingerprint_that_an_unverified_status_shows(tmp_path: Path) -> None:
     with running(tmp_path / "fed", tls=True, orderly=False) as server:
         certificate, authority = _printed(server.folder)
         assert authority == tls.fingerprint(str(server.ca).encode())

@@ -113,9 +113,9 @@ def test_there_must_be_a_folder(tmp_path: Path) -> None:
     for call in (invite, revoke):
         with pytest.raises(InputError, match="does not exist; expected the data folder of a federation"):
             call(nowhere, "alice")
-    for look in (names, Members):
+    for read in (names, Members):
         with pytest.raises(InputError, match="does not exist; expected the data folder of a federation"):
-            look(nowhere)
+            read(nowhere)
 
 
 def test_the_server_sees_what_commands_do(tmp_path: Path) -> None:

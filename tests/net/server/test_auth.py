@@ -83,7 +83,7 @@ def test_one_cannot_act_for_another(shared: Server) -> None:
 # --- a federation's life ---------------------------------------------------------------------------------------------
 
 
-def test_who_keeps_sending_nonsense_is_suspended(tmp_path: Path) -> None:
+def test_a_client_that_keeps_sending_unusable_updates_is_suspended(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     with served(folder, SMALL, changes=["federation.strikes=3"]) as server:
         alice = working(server, "alice")

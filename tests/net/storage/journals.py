@@ -62,9 +62,9 @@ def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob("journal-*.log"))
 
 
-def flipped(raw: bytes, place: int) -> bytes:
+def flipped(raw: bytes, offset: int) -> bytes:
     """One bit of one byte turned over; another bit for every byte."""
-    return raw[:place] + bytes([raw[place] ^ 1 << place % 8]) + raw[place + 1 :]
+    return raw[:offset] + bytes([raw[offset] ^ 1 << offset % 8]) + raw[offset + 1 :]
 
 
 def goes_on(folder: Path, expected: list[Plain]) -> None:

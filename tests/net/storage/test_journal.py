@@ -71,8 +71,8 @@ def test_numbers_stand_in_memory_as_they_came(tmp_path: Path) -> None:
 
 
 def test_a_system_that_writes_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def few(descriptor: int, buffers: Sequence[memoryview], place: int) -> int:
-        return os.pwrite(descriptor, b"".join(buffers)[:7], place)
+    def few(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        return os.pwrite(descriptor, b"".join(buffers)[:7], offset)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", few)

@@ -72,7 +72,7 @@ journal.write([(b"3", b"f" * 10_000)])
 
 
 @pytest.mark.parametrize("kind", ["FSIZE", "NOFILE"])
-def test_no_room_for_a_new_segment(tmp_path: Path, kind: str) -> None:
+def test_a_disk_without_space_for_a_new_segment(tmp_path: Path, kind: str) -> None:
     script = f"""
 limit(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY)
 kind = resource.RLIMIT_{kind}
@@ -141,10 +141,10 @@ def test_a_batch_that_cannot_be_taken_back(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(module, "IOV_MAX", 1)
         real, calls = os.pwritev, iter(range(99))
 
-        def full(descriptor: int, buffers: Sequence[memoryview], place: int) -> int:
+        def full(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
             if next(calls) == 1:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return real(descriptor, buffers, place)
+            return real(descriptor, buffers, offset)
 
         monkeypatch.setattr(os, "pwritev", full)
         with pytest.raises(JournalFailed):

@@ -236,7 +236,7 @@ def test_a_server_refuses_to_start_and_goes_on_when_it_is_told_to(tmp_path: Path
         assert third.status()["lost"] == 5
 
 
-# --- who only looks --------------------------------------------------------------------------------------------------
+# --- commands that only read -----------------------------------------------------------------------------------------
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -258,7 +258,7 @@ def test_whoever_looks_at_a_folder_changes_nothing(tmp_path: Path) -> None:
     with last_segment(folder).open("ab") as file:
         file.write(b"torn")
     before = listing(folder)
-    looks: list[tuple[Any, ...]] = [
+    commands: list[tuple[Any, ...]] = [
         ("replay", folder / "trace.jsonl"),
         ("export", folder, "--out", out / "model.safetensors"),
         ("members", folder),
@@ -267,10 +267,10 @@ def test_whoever_looks_at_a_folder_changes_nothing(tmp_path: Path) -> None:
         ("invite", "--help"),
         ("serve", "--help"),
     ]
-    for look in looks:
-        done = command(*look)
-        assert done.returncode == (1 if look[0] == "status" else 0), done.stderr  # no server is there to ask
-        assert listing(folder) == before, look
+    for arguments in commands:
+        done = command(*arguments)
+        assert done.returncode == (1 if arguments[0] == "status" else 0), done.stderr  # no server is there to ask
+        assert listing(folder) == before, arguments
 
 
 def test_a_replay_beside_a_running_server_is_refused(tmp_path: Path) -> None:
@@ -308,9 +308,9 @@ def test_a_kept_file_that_was_emptied_is_named(tmp_path: Path, content: bytes) -
     whole = file.read_bytes()
     file.write_bytes(content)
     before = listing(tmp_path)
-    for look in (lambda: DataFolder(tmp_path, settings()).close(), lambda: replay(tmp_path / "trace.jsonl")):
+    for read in (lambda: DataFolder(tmp_path, settings()).close(), lambda: replay(tmp_path / "trace.jsonl")):
         with pytest.raises(ValueError, match=r"copy the federation file that .* to this path") as error:
-            look()
+            read()
         assert str(file) in str(error.value)
         assert listing(tmp_path) == before
     file.write_bytes(whole)

@@ -365,14 +365,14 @@ class App:
         self._waiting.grant_places()
         if self.federation.version != self._seen_version:
             self._seen_version = self.federation.version
-            self._log_model_trouble(self._seen_version)
+            self._log_undone_and_diverged(self._seen_version)
             self.on_version(self._seen_version)
         if self.federation.ended and not self._has_ended:
             self._has_ended, version = True, self.federation.version
             why = self.federation.ended
             log.info("the federation has ended: %s", why, extra=fields(event="end", version=version, why=why))
 
-    def _log_model_trouble(self, version: int) -> None:
+    def _log_undone_and_diverged(self, version: int) -> None:
         """Logs every step that was undone, and the first version at which the model has diverged."""
         undone, diverged = self.federation.counts.undone, self.federation.diverged
         if undone != self._seen_undone:
@@ -409,10 +409,10 @@ class App:
                 self._reload_members()
                 await self._remove_revoked()
                 await self.leases.check()
-                self._waiting.look_after()
+                self._waiting.check()
                 if self._commits.full and _has_free_space(self.store.folder):
                     self._commits.full = False
-                    log.info("the disk has free space again", extra=fields(event="room"))
+                    log.info("the disk has free space again", extra=fields(event="disk-free"))
             except Exception:  # if this task ended, no lease would ever run out
                 log.exception("the check of members and leases failed; it is repeated in a second")
 
@@ -461,7 +461,7 @@ def _log(request: Request, status: int) -> None:
 
 def _has_free_space(folder: Path) -> bool:
     """Whether the disk takes `_PROBE_BYTES` more, so that the server is ready again before a client tries an update."""
-    file = folder / ".room"
+    file = folder / ".free-space"
     try:
         # Not `write_whole`: nothing reads this file, so it need not be whole, and its syncs would block the event loop.
         file.write_bytes(bytes(_PROBE_BYTES))

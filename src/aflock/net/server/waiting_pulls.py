@@ -73,7 +73,7 @@ class WaitingPulls:
     """The clients that wait for a job, and the places reserved for them.
 
     `App` asks it about pulls, `Updates` about updates that ask for the next job. `App` calls `grant_places` after every
-    batch of applied records, and `look_after` once a second.
+    batch of applied records, and `check` once a second.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class WaitingPulls:
             name: now - wait.since for name, wait in self._waits.items() if wait.has_pulled and not wait.disconnected
         }
 
-    def look_after(self) -> None:
+    def check(self) -> None:
         """Once a second: ends the waits of clients that do not pull any more, and logs long waits."""
         now, clients = self._clock(), self._federation.clients
         for name, wait in list(self._waits.items()):

@@ -110,8 +110,8 @@ class Segment:
         self.path, self.first, self.mark = path, first, mark
         self.next, self.end = first, _HEADER_BYTES
         self._disk, self._descriptor = disk, descriptor
-        self._batch, self._batch_begin = first, _HEADER_BYTES  # first seq and place of the last batch that was read
-        self._dropped = 0  # the page cache need not hold the bytes before this place
+        self._batch, self._batch_begin = first, _HEADER_BYTES  # first seq and offset of the last batch that was read
+        self._dropped = 0  # the page cache need not hold the bytes before this offset
         self._size = disk.size(descriptor)
 
     @classmethod
@@ -230,15 +230,15 @@ class Segment:
     def _read(self, start: int, count: int, gap: int = 0) -> bytearray:
         """Reads `count` bytes from `start` into a buffer, behind `gap` bytes that align what follows."""
         data = bytearray(gap + count)
-        rest, place = memoryview(data)[gap:], start
+        rest, offset = memoryview(data)[gap:], start
         while rest:
             try:
-                read = self._disk.read(self._descriptor, rest, place)
+                read = self._disk.read(self._descriptor, rest, offset)
             except OSError as error:  # a bad sector; a mapped file would kill the process here
-                raise CorruptJournal(self.path, place, str(error.strerror)) from error
+                raise CorruptJournal(self.path, offset, str(error.strerror)) from error
             if not read:
-                raise CorruptJournal(self.path, place, "another process cut the file off while it was read")
-            rest, place = rest[read:], place + read
+                raise CorruptJournal(self.path, offset, "another process cut the file off while it was read")
+            rest, offset = rest[read:], offset + read
         return data
 
 
@@ -256,24 +256,24 @@ def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[Byte
     return parts
 
 
-def _write_all(disk: Disk, descriptor: int, buffers: Sequence[BytesLike], place: int) -> int:
+def _write_all(disk: Disk, descriptor: int, buffers: Sequence[BytesLike], offset: int) -> int:
     """Writes the buffers one after the other without joining them; returns where they end."""
     if len(buffers) <= IOV_MAX:
-        written = disk.write(descriptor, buffers, place)
+        written = disk.write(descriptor, buffers, offset)
         if written == sum(map(len, buffers)):  # the usual case: one call of the system
-            return place + written
-    rest, done = [memoryview(buffer) for buffer in buffers], 0  # starts over: the same bytes go to the same place
+            return offset + written
+    rest, done = [memoryview(buffer) for buffer in buffers], 0  # starts over: the same bytes go to the same offset
     while done < len(rest):
-        written = disk.write(descriptor, rest[done : done + IOV_MAX], place)
+        written = disk.write(descriptor, rest[done : done + IOV_MAX], offset)
         if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        place += written
+        offset += written
         while done < len(rest) and written >= len(rest[done]):
             written -= len(rest[done])
             done += 1
         if written:
             rest[done] = rest[done][written:]
-    return place
+    return offset
 
 
 def _sealed(fields: bytes) -> bytes:

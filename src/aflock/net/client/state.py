@@ -87,6 +87,8 @@ class ClientState:
 
     def store_pending(self, update: EncodedUpdate, fresh: Mapping[str, npt.NDArray[Any]]) -> None:
         """Stores an update before it is sent; `fresh` is what changes in the memory once the server has taken it."""
+        # Without changes the memory is not stored again: `accept_pending` then removes the pending file and leaves the
+        # memory file as it is. A rule without memory, the usual case, never writes one.
         after = {**self.memory, **fresh} if fresh else {}
         if self._folder is not None:
             with _errors_name(self._folder):
@@ -95,6 +97,8 @@ class ClientState:
 
     def accept_pending(self) -> None:
         """The server has taken the update: the memory stored with it becomes the client's memory."""
+        # The pending file holds the whole memory after the update (see `store_pending`): one rename, which is atomic,
+        # accepts the update and replaces the memory.
         if self._folder is not None and self._next:
             with _errors_name(self._folder):
                 os.replace(self._folder / _PENDING, self._folder / _MEMORY)

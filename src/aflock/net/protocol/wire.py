@@ -77,6 +77,8 @@ def encode(vector: Vector, encoding: str) -> memoryview:
             raise VectorError("the vector has a number that is too large for float16; choose the encoding float32")
         return halves.view(np.uint8).data
     largest = float(np.abs(vector).max()) if vector.size else 0.0
+    # A vector of zeros, or of numbers so small that their scale rounds to 0: with the scale 1 the division below gives
+    # zeros, and not NaN.
     scale = np.float32(largest / 127) or np.float32(1.0)
     packed = np.empty(4 + vector.size, np.uint8)
     packed[:4] = np.array([scale], "<f4").view(np.uint8)
@@ -90,6 +92,8 @@ def bounded(vector: Vector, encoding: str) -> Vector:
     The server sends its models through this: a model that has diverged must not keep it from answering.
     """
     most = {"float32": np.inf, "float16": 65504.0, "int8": float(np.finfo(np.float32).max)}[encoding]
+    # `max` of a vector with a NaN is NaN, and NaN <= most is false: such a vector goes through `clip`, too. NaN becomes
+    # 0, since int8 has none and `encode` refuses it for float16. float32 holds everything, also NaN and infinity.
     if encoding == "float32" or np.abs(vector).max(initial=0.0) <= most:
         return vector
     return np.clip(np.nan_to_num(vector, nan=0.0), -most, most).astype(np.float32)

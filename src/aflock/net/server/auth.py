@@ -25,7 +25,9 @@ class Auth:
         """`rate`: requests per second of one client; `strikes`: unusable updates in a row that suspend a client."""
         self._members, self._rate, self._strikes = members, rate, strikes
         self._gap = 1 / rate
-        self._ahead = max(_BURST, self._gap) + 1e-9  # at least one request, however small the rate is
+        # Seconds by which a client may be ahead of its rate: at least one request, however small the rate is. The 1e-9
+        # makes up for the rounding of sums of gaps; without it, the last request of a burst could be refused.
+        self._ahead = max(_BURST, self._gap) + 1e-9
         self._due: dict[str, float] = {}
         """For each client, when its last request would have been due had it sent all of them evenly, at its rate."""
         self._struck: dict[str, int] = {}

@@ -381,6 +381,8 @@ class Connection(asyncio.BufferedProtocol):
             )
             request.body_lost()
             self._refuse_and_close(request, Refused(408, "slow", text))
+        # Not while `_missing`: what is late is the rest of a body whose request is answered. Not while `_ignores_input`:
+        # the connection is ending, and has sent its last response.
         elif not self._ignores_input and self._head.size and not self._missing:
             self._refuse_input(Refused(408, "slow", "the request's headers did not arrive in time"))
         else:  # an idle connection, or one whose client has not sent or closed in time what was to be discarded
@@ -427,6 +429,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_reading(True)
         if self._transport.can_write_eof():  # TLS cannot close one direction
             self._transport.write_eof()
+        # When the server stops, it closes at once: it waits for its connections, and LINGER would delay every stop.
         self._deadline.set(0.0 if self._stopping else LINGER)
 
     def _close(self) -> None:

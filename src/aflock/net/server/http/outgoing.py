@@ -54,7 +54,7 @@ class Outgoing:
             parts = ()
         if response.stream is not None and not head_only:
             self._stream = self._clock.loop.create_task(self._send_stream(head, response.stream, not last, on_written))
-        elif self.paused or size > PIECE:
+        elif self.paused or size > PIECE:  # paused: the client has not read enough of the responses before this one
             self._unwritten, self._on_written = deque([head, *_pieces(parts)]), on_written
             self._write_pieces()
         else:

@@ -150,8 +150,8 @@ class Session:
         before = self.federation
         if pulled is None or before.number is not None:
             return pulled
-        # The client joined before the federation had begun, so its hello had no number, and `_read_job` put a 0 into the
-        # job. Now that there are jobs, every client has a number: another hello asks for it.
+        # The client joined before the federation had begun, so its hello had no number, and `_read_job` put a 0 into
+        # the job. Now that there are jobs, every client has a number: another hello asks for it.
         hello = await self._say_hello()
         if hello.number is None:
             raise protocol_error("a client with a job has no number")

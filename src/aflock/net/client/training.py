@@ -87,6 +87,8 @@ class _JobTrainer:
         try:
             return self._trainer.train(job, self._task, self._steps(), memory, delay)
         except MissingVector as error:
+            # With a memory, or if the job lacks one of the rule's extras, the error is what it says. Otherwise the
+            # vector can only have been in the memory, and that is empty.
             if memory or any(name not in job.extras for name in self._trainer.rule.extras):
                 raise
             raise StateError(

@@ -61,8 +61,8 @@ class App:
         # An upper bound: float32 is the longest encoding, and 64 is more than the scales of int8 can add for a tiny
         # model. `Federation.check_head` compares the exact length later.
         largest = 4 * self.federation.length * max(1, len(self.federation.strategy.needs)) + 64
-        # Two bodies at least, so that one arrives while the journal writes the other. Small ones share _BODY_BYTES, up to
-        # 1024 of them: two batches of the group commit, one that is being written and one that collects.
+        # Two bodies at least, so that one arrives while the journal writes the other. Small ones share _BODY_BYTES, at
+        # most 1024 of them: two batches of the group commit, one that is being written and one that collects.
         bytes_at_a_time = max(2 * largest, min(_BODY_BYTES, 1024 * largest))
         self._commits = GroupCommit(store, on_write=self._after_write, on_applied=self._after_records)
         self.clock = Uptime(asyncio.get_running_loop())

@@ -381,8 +381,8 @@ class Connection(asyncio.BufferedProtocol):
             )
             request.body_lost()
             self._refuse_and_close(request, Refused(408, "slow", text))
-        # Not while `_missing`: what is late is the rest of a body whose request is answered. Not while `_ignores_input`:
-        # the connection is ending, and has sent its last response.
+        # Not while `_missing`: what is late is the rest of a body whose request is answered. Not while
+        # `_ignores_input`: the connection is ending, and has sent its last response.
         elif not self._ignores_input and self._head.size and not self._missing:
             self._refuse_input(Refused(408, "slow", "the request's headers did not arrive in time"))
         else:  # an idle connection, or one whose client has not sent or closed in time what was to be discarded

@@ -2,7 +2,7 @@
 
 A section is either a fixed set of keys or a `name` and the parameters of what is registered under that name. Which
 sections a file has is its `Schema`: the experiment file's is in sim/experiment.py, the federation file's in
-net/settings.py.
+net/server/settings.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A state is a nested dict whose leaves are NumPy arrays or JSON values. Arrays become tensors named by their path
 ("strategy/rows/rows/3"); everything else becomes one JSON document in the file's metadata, under the key "aflock".
 
-A checksum covers the whole file (safetensors_codec.py). The checksum of format 1, which is still read,
+A checksum covers the whole file (system/safetensors_codec.py). The checksum of format 1, which is still read,
 covers the document and the arrays only; of the table of tensors between them the codec checks what it can.
 """
 

@@ -382,8 +382,9 @@ def _written(path: Path, last: segment.Segment, batch: list[segment.JournalEntry
         copy = Path(name) / path.name
         shutil.copyfile(path, copy)
         with Journal(Path(name), segment_bytes=1 << 40) as journal:
-            for _ in journal.recover(last.first - 1):
+            for _ in journal.read(last.first - 1):
                 pass
+            journal.make_writable()
             journal.write(batch)
         return copy.read_bytes()[last.end :]
 

@@ -111,7 +111,7 @@ def _check_journal(
     records = 0
     with Journal(folder / "journal") as journal:
         oldest = 0 if from_the_start else int(state.load(snapshots(folder)[-1])["seq"])
-        for record in journal.recover(after=oldest):
+        for record in journal.read(after=oldest):
             records += 1
             head = json.loads(record.head)
             if head["k"] != "update" or head["j"] not in arrivals:  # or: it came for a job that was dropped meanwhile
@@ -160,7 +160,7 @@ def _lived(folder: Path, *, from_the_start: bool) -> Federation:
     federation = _federation(folder) if from_the_start else _loaded(folder, -1)
     seq = 0 if from_the_start else int(state.load(snapshots(folder)[-1])["seq"])
     with Journal(folder / "journal") as journal:
-        for record in journal.recover(after=seq):
+        for record in journal.read(after=seq):
             with suppress(Refused):
                 federation.apply(json.loads(record.head), record.body)
     return federation

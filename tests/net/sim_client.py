@@ -84,8 +84,8 @@ async def _answered(session: Session, client_training: ClientTraining, memory: M
     client, number = pulled.job.client, pulled.number
     trained = client_training.train(pulled.job, number, client_training.steps_of(client, number), memory, pulled.delay)
     time.sleep(LONGEST_WORK * rng.fraction(rng.counter_key(0, "work"), client, number))
-    parcel = pulled.pack(trained.vectors, trained.steps, client_training.examples(client))
-    answer = await session.push(parcel, next=number % 2 == 0)
+    update = pulled.pack(trained.vectors, trained.steps, client_training.examples(client))
+    answer = await session.push(update, next=number % 2 == 0)
     trained.keep(memory, answer.receipt)
     return answer.next
 

@@ -53,7 +53,7 @@ class Refusal(Exception):
 
 
 @dataclass
-class Seat:
+class JoinedClient:
     """What the server knows of a client."""
 
     number: int
@@ -109,7 +109,7 @@ class FakeServer:
         self.more: dict[str, Any] = {}
         """Further keys of the status."""
         self.taken: Counter[int] = Counter()
-        self.seats: dict[str, Seat] = {}
+        self.clients: dict[str, JoinedClient] = {}
         self.ended = False
         self._tls, self.port = tls, 0
         self._loop = asyncio.new_event_loop()
@@ -213,95 +213,96 @@ class FakeServer:
             raise Refusal(410, "ended", "the federation has ended")
         return name
 
-    def _seat(self, name: str) -> Seat:
-        if name not in self.seats:
+    def _client(self, name: str) -> JoinedClient:
+        if name not in self.clients:
             raise Refusal(403, "not-a-member", "say hello first")
-        return self.seats[name]
+        return self.clients[name]
 
     # -- the protocol -----------------------------------------------------------------------------------------------
 
     async def _hello(self, request: web.Request, name: str) -> web.StreamResponse:
-        if name not in self.seats:
-            number = int(name[1:]) if name[1:].isdecimal() else len(self.seats)
-            while number in {seat.number for seat in self.seats.values()}:
+        if name not in self.clients:
+            number = int(name[1:]) if name[1:].isdecimal() else len(self.clients)
+            while number in {client.number for client in self.clients.values()}:
                 number += 1
             if not self.coordinator.knows(number):
                 self.coordinator.join(number, time.monotonic())
-            self.seats[name] = Seat(number)
+            self.clients[name] = JoinedClient(number)
         state = "ended" if self.ended else "opening" if self.coordinator.opening else "running"
-        own = {"name": name, "number": self.seats[name].number, "state": state, "version": self.strategy.version}
+        own = {"name": name, "number": self.clients[name].number, "state": state, "version": self.strategy.version}
         return web.json_response(own | self.greeting)
 
     async def _pull(self, request: web.Request, name: str) -> web.StreamResponse:
-        seat, until = self._seat(name), time.monotonic() + int(request.query.get("wait", "0"))
+        client, until = self._client(name), time.monotonic() + int(request.query.get("wait", "0"))
         while True:
             if self.ended:
                 raise Refusal(410, "ended", "the federation has ended")
-            job = self.coordinator.pull(seat.number, time.monotonic())
+            job = self.coordinator.pull(client.number, time.monotonic())
             if job is not None:
-                return self._job(request, seat, job)
+                return self._job(request, client, job)
             if time.monotonic() >= until:
                 return web.Response(status=204)
             await asyncio.sleep(0.005)
 
-    def _job(self, request: web.Request, seat: Seat, job: Job, lines: str = "") -> web.Response:
+    def _job(self, request: web.Request, client: JoinedClient, job: Job, lines: str = "") -> web.Response:
         vectors = {"model": job.model, **job.extras}
         if request.headers.get(wire.HAVE) == str(job.version) and not job.first:
             vectors = {}
         assert job.id is not None
-        head = wire.JobHead(job.id, job.version, seat.jobs, job.first, tuple(vectors), self.encoding, seat.staleness)
-        seat.jobs += 1
+        lines += wire.job_lines(job.id, client.jobs, client.staleness)
+        lines += wire.version_lines(job.version, job.first, tuple(vectors), self.encoding)
+        client.jobs += 1
         body = b"".join(bytes(wire.encode(vector, self.encoding)) for vector in vectors.values())
-        return web.Response(body=body, headers=dict(wire.pairs(head.lines() + lines)))
+        return web.Response(body=body, headers=_headers(lines))
 
     async def _update(self, request: web.Request, name: str) -> web.StreamResponse:
-        seat, id = self._seat(name), int(request.match_info["id"])
+        client, id = self._client(name), int(request.match_info["id"])
         head, body = wire.UpdateHead.parse(request.headers), await request.read()
         assert request.headers["Content-Length"] == str(len(body))
-        if id == seat.answered:
-            return self._receipt(seat)
-        while self.order is not None and (not self.order or self.order[0] != seat.number):
+        if id == client.answered:
+            return self._receipt(client)
+        while self.order is not None and (not self.order or self.order[0] != client.number):
             if self.ended:
                 raise Refusal(410, "ended", "the federation has ended")
             await asyncio.sleep(0.001)
-        if not self._holds(seat, id):
+        if not self._holds(client, id):
             raise Refusal(409, "unknown-job", "this is not your open job")
         vectors = wire.split(body, head.vectors, head.encoding, self.length)
-        update = Update(seat.number, head.version, vectors, head.steps, head.examples, id)
+        update = Update(client.number, head.version, vectors, head.steps, head.examples, id)
         try:
-            seat.receipt = self.coordinator.push(update, time.monotonic())
+            client.receipt = self.coordinator.push(update, time.monotonic())
         except InputError as error:
             raise Refusal(422, "unusable", str(error)) from None
         self.taken[id] += 1
-        seat.answered, seat.version, seat.staleness = id, self.strategy.version, seat.receipt.staleness
+        client.answered, client.version, client.staleness = id, self.strategy.version, client.receipt.staleness
         if self.order is not None:
             self.order.pop(0)
         self.ended = self.uploads is not None and self.taken.total() >= self.uploads
         if request.query.get("next") == "1" and not self.ended:
-            job = self.coordinator.pull(seat.number, time.monotonic())
+            job = self.coordinator.pull(client.number, time.monotonic())
             if job is not None:
-                return self._job(request, seat, job, wire.receipt_lines(seat.receipt, seat.version))
-        return self._receipt(seat)
+                return self._job(request, client, job, wire.receipt_lines(client.receipt, client.version))
+        return self._receipt(client)
 
-    def _receipt(self, seat: Seat) -> web.Response:
-        receipt = seat.receipt
+    def _receipt(self, client: JoinedClient) -> web.Response:
+        receipt = client.receipt
         document = {"outcome": receipt.outcome, "staleness": receipt.staleness, "reason": receipt.reason}
-        headers = dict(wire.pairs(wire.receipt_lines(receipt, seat.version)))
-        return web.json_response(document | {"version": seat.version}, headers=headers)
+        headers = _headers(wire.receipt_lines(receipt, client.version))
+        return web.json_response(document | {"version": client.version}, headers=headers)
 
-    def _holds(self, seat: Seat, id: int) -> bool:
-        return self.coordinator.works(seat.number) and self.coordinator.ticket(seat.number).job == id
+    def _holds(self, client: JoinedClient, id: int) -> bool:
+        return self.coordinator.works(client.number) and self.coordinator.ticket(client.number).job == id
 
     async def _heartbeat(self, request: web.Request, name: str) -> web.StreamResponse:
-        if not self._holds(self._seat(name), int(request.match_info["id"])):
+        if not self._holds(self._client(name), int(request.match_info["id"])):
             raise Refusal(409, "unknown-job", "this is not your open job")
         return web.json_response({"lease": self.greeting["lease"]})
 
     async def _decline(self, request: web.Request, name: str) -> web.StreamResponse:
-        seat = self._seat(name)
-        if not self._holds(seat, int(request.match_info["id"])):
+        client = self._client(name)
+        if not self._holds(client, int(request.match_info["id"])):
             raise Refusal(409, "unknown-job", "this is not your open job")
-        self.coordinator.drop(seat.number, time.monotonic(), "declined")
+        self.coordinator.drop(client.number, time.monotonic(), "declined")
         return web.json_response({})
 
     async def _leave(self, request: web.Request, name: str) -> web.StreamResponse:
@@ -309,7 +310,7 @@ class FakeServer:
         return web.json_response({})
 
     def _forget(self, name: str) -> None:
-        self.coordinator.leave(self.seats.pop(name).number, time.monotonic())
+        self.coordinator.leave(self.clients.pop(name).number, time.monotonic())
 
     async def _model(self, request: web.Request, name: str) -> web.StreamResponse:
         version = str(self.strategy.version)
@@ -348,3 +349,8 @@ def serving(strategy: Strategy, w0: Vector, **options: Any) -> Iterator[FakeServ
         yield server
     finally:
         server.close()
+
+
+def _headers(lines: str) -> dict[str, str]:
+    """The headers in lines that each end with CR LF."""
+    return dict(line.split(": ", 1) for line in lines.splitlines())

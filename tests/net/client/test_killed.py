@@ -62,16 +62,16 @@ def at(cls, name, before):
     return work
 
 kept = state.ClientState
-places = [(kept, "store_pending"), (kept, "accept_pending"), (transport.Session, "push"), (os, "replace")]
+methods = [(kept, "store_pending"), (kept, "accept_pending"), (transport.Session, "push"), (os, "replace")]
 chance = np.random.default_rng(7)
 for _ in range(12):  # at any moment
     pid = child(run)
     time.sleep(chance.uniform(0.02, 0.25))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-for place in places:
+for method in methods:
     for before in (True, False):  # and at those where it would hurt
-        _, ended = os.waitpid(child(at(*place, before)), 0)
+        _, ended = os.waitpid(child(at(*method, before)), 0)
         assert os.WTERMSIG(ended) == signal.SIGKILL, ended
 print(run(jobs=0).why)
 """

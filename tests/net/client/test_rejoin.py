@@ -22,7 +22,7 @@ from aflock import strategies
 from aflock.errors import AflockError, MissingVector, ParameterError, StateError
 from aflock.local import Memory, Trained
 from aflock.net.client import run as runs
-from aflock.net.client.client import Client, Progress
+from aflock.net.client.client import Client, JobReport
 from aflock.net.protocol.refusals import Refused
 from aflock.types import Job
 from tests.net.client.fake_server import FakeServer, Refusal, serving
@@ -51,12 +51,12 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(10, 4, generator=draws), torch.randint(3, (10,), generator=draws))]
 
 
-def after(jobs: int, act: Callable[[], None]) -> Callable[[Progress], None]:
+def after(jobs: int, act: Callable[[], None]) -> Callable[[JobReport], None]:
     """Calls a function once so many jobs are done."""
     return lambda progress: act() if progress.jobs == jobs else None
 
 
-def new_terms(server: FakeServer, change: dict[str, Any]) -> Callable[[Progress], None]:
+def new_terms(server: FakeServer, change: dict[str, Any]) -> Callable[[JobReport], None]:
     """After two jobs the server answers hello with other settings, and does not know the client any more."""
 
     def changed() -> None:
@@ -100,7 +100,7 @@ def test_who_joins_again_works_by_the_new_terms() -> None:
                 until(lambda: "heartbeat" in server.kinds())
             yield x, y
 
-    def look(progress: Progress) -> None:
+    def check(progress: JobReport) -> None:
         seen.append(server.strategy.model.copy())
         if progress.jobs == 2:
             server.encoding = "float16"
@@ -114,7 +114,7 @@ def test_who_joins_again_works_by_the_new_terms() -> None:
 
     strategy = strategies.create("fedbuff", clients=1, buffer=1)
     with serving(strategy, np.zeros(D, np.float32), advice={"eta_l": 0.1}) as server:
-        made(server).run(nn.Linear(4, 3), loader, examples=10, jobs=4, progress=look)
+        made(server).run(nn.Linear(4, 3), loader, examples=10, jobs=4, progress=check)
         assert [event.steps for event in server.happened("arrival")] == [1, 1, 3, 3]
         sent = [headers["aflock-encoding"] for kind, headers in server.asked if kind == "update"]
         assert sent[-2:] == ["float16"] * 2

@@ -15,7 +15,7 @@ import pytest
 from aflock import strategies
 from aflock.local import Memory, Trained
 from aflock.net.client import session as transport
-from aflock.net.client.client import Client, Progress
+from aflock.net.client.client import Client, JobReport
 from aflock.net.client.session import ProtocolError, Unavailable, jittered
 from aflock.net.protocol.refusals import Refused
 from aflock.types import Job, Vector
@@ -56,7 +56,7 @@ def test_what_is_sent_again_counts_once(tmp_path: Path) -> None:
 def test_the_server_goes_away_and_comes_back(tmp_path: Path) -> None:
     with remembering() as server:
 
-        def restart(progress: Progress) -> None:
+        def restart(progress: JobReport) -> None:
             if progress.jobs in (3, 6):
                 server.stop()
                 threading.Timer(0.2, server.start).start()
@@ -165,7 +165,7 @@ def test_refusals_are_told_at_once_in_the_servers_words(kind: str, refusal: Refu
 def test_who_was_let_go_joins_again_and_begins_anew(tmp_path: Path) -> None:
     with remembering() as server:
 
-        def forgotten(progress: Progress) -> None:
+        def forgotten(progress: JobReport) -> None:
             if progress.jobs == 2:
                 server.forget("alice")
 
@@ -215,7 +215,7 @@ def test_a_version_is_not_sent_twice() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"protocol": 2}, "speaks protocol 2, this client 1"),
+        ({"protocol": 2}, "uses protocol 2, this client 1"),
         ({"length": D + 1}, "the body has 20 bytes instead of 24"),
         ({"length": -1}, "`length` is not an integer of at least 1"),
         ({"length": True}, "`length` is not an integer of at least 1"),

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from aflock.errors import InputError
-from aflock.net.client.client import Progress, Session
+from aflock.net.client.client import JobReport, Session
 from tests.net.client.fake_server import FakeServer
-from tests.net.client.helpers import ZERO, D, made, one, plain
+from tests.net.client.helpers import D, made, one, plain
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,18 +45,13 @@ def test_sessions_side_by_side() -> None:
         assert len(server.happened("drop")) == 16
 
 
-def test_a_session_asks_for_the_model_and_the_status_and_leaves() -> None:
-    async def look(server: FakeServer) -> None:
+def test_a_session_says_hello_first_pulls_and_leaves() -> None:
+    async def use(server: FakeServer) -> None:
         async with Session(server.url, server.token()) as session:
             with pytest.raises(InputError, match="call hello"):
                 await session.pull()
             hello = await session.hello()
             assert (hello.number, hello.strategy, hello.length) == (0, "asgd", D)
-            found = await session.model()
-            assert found is not None
-            assert (found[0], found[1].tobytes()) == (0, ZERO.tobytes())
-            assert await session.model(have=0) is None
-            assert (await session.status())["version"] == 0
             server.coordinator.suspend(0, time.monotonic())
             assert await session.pull(wait=0) is None
             await session.leave()
@@ -64,7 +59,7 @@ def test_a_session_asks_for_the_model_and_the_status_and_leaves() -> None:
             await session.hello()
 
     with plain() as server:
-        asyncio.run(look(server))
+        asyncio.run(use(server))
 
 
 def test_a_client_that_is_running_cannot_be_run_again() -> None:
@@ -72,7 +67,7 @@ def test_a_client_that_is_running_cannot_be_run_again() -> None:
         client = made(server)
         errors: list[str] = []
 
-        def again(progress: Progress) -> None:
+        def again(progress: JobReport) -> None:
             thread = threading.Thread(target=lambda: _raises(errors, lambda: client.run_with(one)))
             thread.start()
             thread.join(10)

@@ -13,7 +13,7 @@ from torch import nn
 
 from aflock import state, strategies
 from aflock.errors import MissingVector, StateError
-from aflock.net.client.client import Client, Progress, StateInUse
+from aflock.net.client.client import Client, JobReport, StateInUse
 from aflock.net.client.session import Unavailable
 from aflock.net.client.state import ClientState, EncodedUpdate
 from tests.net.client.fake_server import Refusal, serving
@@ -50,13 +50,13 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "state"
     modes: set[int] = set()
 
-    def look(progress: Progress) -> None:
+    def check(progress: JobReport) -> None:
         modes.update(stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir())
 
     with remembering() as server:
         server.faults["update"] = ["", "", *[Refusal(503)] * 1000]
         with pytest.raises(Unavailable):
-            made(server, folder, give_up=0.05).run_with(changing(), progress=look)
+            made(server, folder, give_up=0.05).run_with(changing(), progress=check)
     modes.update(stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir())
     assert {file.name for file in folder.iterdir()} == {"lock", "memory.safetensors", "pending.safetensors"}
     assert modes == {0o600}
@@ -65,7 +65,7 @@ def test_files_are_the_owners_alone(tmp_path: Path) -> None:
     assert (found["federation"], found["encoding"], list(found["vectors"])) == ("f00d", "float32", ["gradient"])
 
 
-def test_the_state_has_a_place_of_its_own_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_has_a_folder_of_its_own_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with plain() as server:
         Client(server.url, server.token()).run_with(one, jobs=1)

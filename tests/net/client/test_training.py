@@ -17,9 +17,9 @@ from aflock import data, local, models, rng, strategies
 from aflock.errors import CountError, InputError, ParameterError
 from aflock.local import Memory, Trained
 from aflock.models.torch_module import TorchModule
-from aflock.net.client import batches as feed
+from aflock.net.client import batches
 from aflock.net.client import client as clients
-from aflock.net.client.client import Progress
+from aflock.net.client.client import JobReport
 from aflock.net.client.outgoing import memory_as_sent
 from aflock.sim.experiment import Experiment
 from aflock.sim.parts import assemble
@@ -38,7 +38,7 @@ def test_a_torch_module_learns_in_a_dozen_lines(tmp_path: Path) -> None:
     net.eval()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=20, shuffle=True)
     before = nn.functional.cross_entropy(net(x), y).item()
-    lines: list[Progress] = []
+    lines: list[JobReport] = []
     with serving(strategies.create("fedbuff", clients=1, buffer=2), np.zeros(15, np.float32)) as server:
         client = made(server, tmp_path)
         summary = client.run(net, loader, local="sgd", steps=lambda: 5, jobs=30, progress=lines.append)
@@ -124,7 +124,7 @@ def test_batch_norm_comes_along(buffers: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_an_error_in_one_sentence(
     options: dict[str, Any], error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MOST_COUNTED", 100)
+    monkeypatch.setattr(batches, "MOST_COUNTED", 100)
     usual: dict[str, Any] = {"model": nn.Linear(4, 3), "batches": [blobs(10)], "jobs": 1}
     with serving(strategies.create("asgd", clients=1), np.zeros(15, np.float32)) as server:
         with pytest.raises(error, match=says):

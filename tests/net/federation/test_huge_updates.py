@@ -57,10 +57,16 @@ def test_the_poison_pill_is_refused_before_its_body_is_read(rule: str, honest: i
         assert pushed(alice, names="model", changed={"examples": str(honest)})[:2] == (200, "applied")
         for _ in range(times):
             said = pushed(mallory, names="model", changed={"examples": "999999999999999999"})
-            sentence = "the update claims 999999999999999999 examples; at most 1000000000 are taken"
+            sentence = (
+                "the update claims 999999999999999999 examples; the limit is 1000000000 ([federation] max_examples)"
+            )
             assert said == (422, "unusable", sentence)
         said = pushed(mallory, names="model", changed={"steps": "1000001"})
-        assert said == (422, "unusable", "the update claims 1000001 steps; at most 1000000 are taken")
+        assert said == (
+            422,
+            "unusable",
+            "the update claims 1000001 steps; the limit is 1000000 ([federation] max_steps)",
+        )
         assert pushed(mallory, names="model", changed={"examples": "1"})[:2] == (200, "applied")
         with Wire(server) as wire:  # the body never comes
             mallory.pull()
@@ -111,7 +117,8 @@ def test_a_norm_beyond_all_before_is_refused_after_twenty_updates(tmp_path: Path
             status, code, sentence = pushed(mallory, HUGE)
             assert (status, code) == (422, "unusable")
             assert sentence == (
-                "the vector gradient has the norm 9.617e+38; at most 100 times the largest so far, 5.651e+05, is taken"
+                "the vector gradient has the norm 9.617e+38; the limit is 100 times the largest so far, 5.651e+05 "
+                "([federation] norm_factor)"
             )
         assert model(server, alice).tobytes() == before
         pushed(mallory, HUGE)

@@ -113,9 +113,9 @@ def test_there_must_be_a_folder(tmp_path: Path) -> None:
     for call in (invite, revoke):
         with pytest.raises(InputError, match="does not exist; expected the data folder of a federation"):
             call(nowhere, "alice")
-    for look in (names, Members):
+    for read in (names, Members):
         with pytest.raises(InputError, match="does not exist; expected the data folder of a federation"):
-            look(nowhere)
+            read(nowhere)
 
 
 def test_the_server_sees_what_commands_do(tmp_path: Path) -> None:
@@ -263,7 +263,6 @@ def test_what_is_no_token_is_refused(tmp_path: Path, token: Any) -> None:
     invite(tmp_path, "alice")
     with pytest.raises(BadToken, match="this is not a token") as caught:
         Members(tmp_path).authenticate(token)
-    assert caught.value.status == 401
     assert SECRET[1:] not in all_text(caught.value)
 
 

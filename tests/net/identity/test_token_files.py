@@ -13,9 +13,9 @@ from aflock.net.identity.members import Members, TokenFile, invite, names
 from tests.net.identity.member_helpers import PEM, SECRET, all_text, mode
 
 
-@pytest.mark.parametrize("place", ["no/alice.token", "file/alice.token", "taken", "alice.key"])
+@pytest.mark.parametrize("out", ["no/alice.token", "file/alice.token", "taken", "alice.key"])
 def test_who_cannot_be_given_a_token_file_keeps_the_old_token(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     fed = tmp_path / "fed"
@@ -26,7 +26,7 @@ def test_who_cannot_be_given_a_token_file_keeps_the_old_token(
     before = {file.name for file in tmp_path.iterdir()}
     for name in ("alice", "bob"):
         with pytest.raises(InputError, match=r"exist|a folder that you may write to") as caught:
-            invitation.write(fed, name, Path(place.replace("alice", name)), again=True, mtls=True)
+            invitation.write(fed, name, Path(out.replace("alice", name)), again=True, mtls=True)
         assert "aflock1" not in all_text(caught.value)
     assert Members(fed).authenticate(old).generation == 1
     assert set(names(fed)) == {"alice"}

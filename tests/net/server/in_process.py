@@ -32,7 +32,7 @@ LENGTH = 1_200_000
 
 
 SIZE = 4 * LENGTH
-"""Bytes of a large update: there are places for two, and a little more."""
+"""Bytes of a large update: there is memory for two, and a little more."""
 
 
 BIG: Document = {**SMALL, "strategy": {"name": "asgd", "lr": 1.0}, "model": {"name": "vector", "length": LENGTH}}
@@ -49,30 +49,29 @@ QUICK = 0.7
 class Inside(Server):
     """One that runs in a thread."""
 
-    service: App = field(kw_only=True)
+    app: App = field(kw_only=True)
     free: tuple[int, int] = (0, 0)
-    """Bytes of room, and bodies that have a place, while nothing happens."""
+    """`body_memory` while no update is being received."""
 
     @property
-    def places(self) -> tuple[int, int]:
-        """Bytes of room, and bodies that have a place."""
-        held = self.service.updates.bodies
+    def body_memory(self) -> tuple[int, int]:
+        """Bytes of memory for bodies that are free, and bodies that have reserved theirs."""
+        held = self.app.updates.bodies
         return held.free, held.in_use
 
     @property
     def waiting(self) -> int:
-        """Bodies without a place."""
-        return self.service.updates.bodies.waiting
+        """Bodies that wait for memory."""
+        return self.app.updates.bodies.waiting
 
     def quiet(self) -> None:
-        """Waits until every place is free again."""
-        until(lambda: self.places == self.free and not self.waiting, 3.0)
-        until(lambda: self.service.updates.is_idle, 3.0)
+        """Waits until all memory for bodies is free again."""
+        until(lambda: self.body_memory == self.free and not self.waiting, 3.0)
 
 
 @contextlib.contextmanager
 def inside(folder: Path, document: Document = SMALL, *, secure: bool = False, **server: Any) -> Iterator[Inside]:
-    """A server in a thread, with all its places free at the end."""
+    """A server in a thread; at the end, all its memory for bodies must be free."""
     invite(folder, "nobody")
     settings = Settings.build({**document, "server": {"idle": 5.0, "rate": 1e6, **server}})
     started: queue.Queue[Any] = queue.Queue()
@@ -80,11 +79,11 @@ def inside(folder: Path, document: Document = SMALL, *, secure: bool = False, **
     context = tls.server_context(certificates) if certificates else None
     thread = threading.Thread(target=_in_thread, args=(folder, settings, context, started))
     thread.start()
-    port, service, stop, wrong = started.get(timeout=30)
+    port, app, stop, wrong = started.get(timeout=30)
     url = f"{'https' if secure else 'http'}://127.0.0.1:{port}"
     authority = (folder / "tls" / "ca.pem").read_text() if secure else None
-    made = Inside(folder, url, cast(Any, None), authority, service=service)  # there is no process
-    made.free = made.places
+    made = Inside(folder, url, cast(Any, None), authority, app=app)  # there is no process
+    made.free = made.body_memory
     try:
         yield made
         made.quiet()
@@ -105,22 +104,22 @@ def _in_thread(folder: Path, settings: Settings, context: ssl.SSLContext | None,
 async def _serve(folder: Path, settings: Settings, context: ssl.SSLContext | None, started: queue.Queue[Any]) -> None:
     p, loop, wrong = settings.section("server"), asyncio.get_running_loop(), list[str]()
     loop.set_exception_handler(lambda _, context: wrong.append(repr(context)))
-    service = App(DataFolder(folder, settings), Members(folder), settings)
-    server = HttpServer(service, ConnectionLimits(p.idle, p.connections), service.clock, context)
+    app = App(DataFolder(folder, settings), Members(folder), settings)
+    server = HttpServer(app, ConnectionLimits(p.idle, p.connections), app.clock, context)
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def stop() -> None:
-        service.stop()
+        app.stop()
         server.stop()
 
-    look = loop.create_task(service.check_every_second())
-    started.put((listening.getsockname()[1], service, lambda: loop.call_soon_threadsafe(stop), wrong))
+    checks = loop.create_task(app.check_every_second())
+    started.put((listening.getsockname()[1], app, lambda: loop.call_soon_threadsafe(stop), wrong))
     try:
         await server.serve([listening])
     finally:
-        look.cancel()
-        await service.close()
+        checks.cancel()
+        await app.close()
 
 
 def connected(server: Server, receive_buffer: int | None = None) -> Wire:

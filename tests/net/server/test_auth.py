@@ -83,7 +83,7 @@ def test_one_cannot_act_for_another(shared: Server) -> None:
 # --- a federation's life ---------------------------------------------------------------------------------------------
 
 
-def test_who_keeps_sending_nonsense_is_suspended(tmp_path: Path) -> None:
+def test_a_client_that_keeps_sending_unusable_updates_is_suspended(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     with served(folder, SMALL, changes=["federation.strikes=3"]) as server:
         alice = working(server, "alice")
@@ -145,7 +145,7 @@ def test_members_that_cannot_be_read(tmp_path: Path) -> None:
         until(lambda: "members.json cannot be used" in server.errors)
         assert alice.push(ONES, next=True)[0] == 200  # those known stay
         file.write_text(good)
-        until(lambda: "can be used again" in server.errors)
+        until(lambda: "can be read again" in server.errors)
         assert server.errors.count("cannot be used") == 1
         file.write_text("[]")
         assert server.stop() == 0

@@ -16,20 +16,20 @@ HUGE = 1 << 40
 """Bytes for which there is memory only while no body has any."""
 
 
-def test_room_is_what_it_was_after_any_order_of_things() -> None:
+def test_all_memory_is_free_again_after_any_order_of_calls() -> None:
     async def main(seed: int) -> None:
         chance, held = random.Random(seed), Bodies(100)
-        placed: list[int] = []
+        reserved: list[int] = []
         waiting: list[tuple[int, asyncio.Future[None]]] = []
         models: list[memoryview] = []
         for _ in range(500):
             what = chance.randrange(6)
             if what < 2:
                 length = chance.choice((1, 10, 49, 60, 150))
-                turn = held.reserve(length)
-                placed.append(length) if turn is None else waiting.append((length, turn))
-            elif what == 2 and placed:
-                held.release(placed.pop(chance.randrange(len(placed))))
+                reservation = held.reserve(length)
+                reserved.append(length) if reservation is None else waiting.append((length, reservation))
+            elif what == 2 and reserved:
+                held.release(reserved.pop(chance.randrange(len(reserved))))
             elif what == 3 and waiting:
                 held.cancel(*waiting.pop(chance.randrange(len(waiting))))
             elif what == 4:
@@ -39,26 +39,26 @@ def test_room_is_what_it_was_after_any_order_of_things() -> None:
                 del model
             elif models:
                 models.pop(chance.randrange(len(models)))
-            placed += [length for length, turn in waiting if turn.done()]
-            waiting = [(length, turn) for length, turn in waiting if not turn.done()]
+            reserved += [length for length, reservation in waiting if reservation.done()]
+            waiting = [(length, reservation) for length, reservation in waiting if not reservation.done()]
             assert held.waiting == len(waiting)
-            assert held.in_use == len(placed)
-            assert held.free == 100 - sum(placed) - sum(model.nbytes for model in models)
-            assert placed or not waiting  # there is always a place for one
-            assert len(placed) < 2 or sum(placed) <= 100
+            assert held.in_use == len(reserved)
+            assert held.free == 100 - sum(reserved) - sum(model.nbytes for model in models)
+            assert reserved or not waiting  # there is always memory for one
+            assert len(reserved) < 2 or sum(reserved) <= 100
         models.clear()
-        while placed or waiting:
-            for length in placed:
+        while reserved or waiting:
+            for length in reserved:
                 held.release(length)
-            placed = [length for length, turn in waiting if turn.done()]
-            waiting = [(length, turn) for length, turn in waiting if not turn.done()]
+            reserved = [length for length, reservation in waiting if reservation.done()]
+            waiting = [(length, reservation) for length, reservation in waiting if not reservation.done()]
         assert (held.free, held.in_use) == (100, 0)
 
     for seed in range(10):
         asyncio.run(main(seed))
 
 
-def test_a_place_that_is_not_awaited_any_more_goes_to_the_next() -> None:
+def test_memory_that_is_not_awaited_any_more_goes_to_the_next() -> None:
     async def main() -> None:
         held = Bodies(10)
         assert held.reserve(10) is None

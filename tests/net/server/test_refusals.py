@@ -104,7 +104,9 @@ def test_an_update_no_rule_can_use(shared: Server, vectors: list[np.ndarray[Any,
 def test_queries_and_bodies_that_are_none(shared: Server) -> None:
     with _joined_once(shared, "walker") as peer:
         for wait in ("x", "-1", "1.5", "9" * 19, "%00"):
-            assert refusal(peer.request("GET", f"/v1/job?wait={wait}")) == (400, "malformed"), wait
+            answer = peer.request("GET", f"/v1/job?wait={wait}")
+            assert refusal(answer) == (400, "malformed"), wait
+            assert b"the query parameter wait is not a number" in answer[2]
         assert refusal(peer.request("GET", "/v1/job?" + "&".join("a=1" for _ in range(9)))) == (400, "malformed")
         assert refusal(peer.request("POST", "/v1/hello", bytes(70_000))) == (413, "too-large")
     with _joined_once(shared, "walker") as peer:  # the connection was given up with that answer

@@ -80,7 +80,7 @@ def test_a_federation_that_ends_while_a_body_is_on_its_way(tmp_path: Path) -> No
     with inside(tmp_path / "fed", document) as server, contextlib.ExitStack() as stack:
         one, two, three, four = (working(server, f"end-{k}") for k in range(4))
         cut, late = begun(server, one, 1000, stack), begun(server, two, 1000, stack)
-        until(lambda: server.places[1] == 2)
+        until(lambda: server.body_memory[1] == 2)
         waits = begun(server, three, 1000, stack)
         until(lambda: server.waiting == 1)
         reset(cut)
@@ -89,7 +89,7 @@ def test_a_federation_that_ends_while_a_body_is_on_its_way(tmp_path: Path) -> No
             last.send(update_head(four, SIZE))
             late.send(bytes(SIZE - 1000))
             assert outcome(late.answer()) == TAKEN
-            until(lambda: server.service.federation.ended)
+            until(lambda: server.app.federation.ended)
             waits.send(bytes(SIZE - 1000))
             assert refusal(waits.answer()) == (410, "ended")
             last.send(ones())
@@ -103,9 +103,9 @@ def test_a_client_that_is_revoked_while_its_body_is_on_its_way(large: Inside) ->
         peer, other = working(large, "revoked"), working(large, "stays")
         before = large.status()["updates"]
         wire_ = begun(large, peer, 1000, stack)
-        until(lambda: large.places[1] == 1)
+        until(lambda: large.body_memory[1] == 1)
         members.revoke(large.folder, "revoked")
-        until(lambda: "revoked" not in large.service.federation.clients)
+        until(lambda: "revoked" not in large.app.federation.clients)
         wire_.send(bytes(SIZE - 1000) + b"GET /v1/job HTTP/1.1\r\nHost: x\r\n" + bearer(peer) + b"\r\n")
         assert refusal(wire_.answer()) == (409, "unknown-job")
         assert refusal(wire_.answer()) == (403, "revoked")
@@ -114,12 +114,12 @@ def test_a_client_that_is_revoked_while_its_body_is_on_its_way(large: Inside) ->
 
 
 def test_a_lease_that_runs_out_while_a_body_does_not_come(tmp_path: Path) -> None:
-    """Bytes that have come are a sign of life, once; who is made to wait for a place need not give any."""
+    """Bytes that have come are a sign of life, once; who is made to wait for memory need not give any."""
     with inside(tmp_path / "fed", BIG, lease=0.5) as server, contextlib.ExitStack() as stack:
         peers = [working(server, f"lease-{k}") for k in range(3)]
         wires = [begun(server, peer, 1000, stack) for peer in peers]
-        until(lambda: server.places[1] == 2 and server.waiting == 1)
-        until(lambda: server.service.federation.coordinator.open_jobs == 1)
+        until(lambda: server.body_memory[1] == 2 and server.waiting == 1)
+        until(lambda: server.app.federation.coordinator.open_jobs == 1)
         for wire_, expected in zip(wires, (409, 409, 200), strict=True):
             wire_.send(bytes(SIZE - 1000) + HEALTH)
             assert wire_.answer()[0] == expected
@@ -142,14 +142,14 @@ def test_a_client_that_is_silent_after_a_full_disk_loses_its_job(
     """Its lease does not run while the update is being written; it begins anew when the record was not written."""
 
     def full(*_: object) -> None:
-        raise JournalFull("no room")
+        raise JournalFull("the disk is full")
 
     with inside(tmp_path / "fed", lease=0.5) as server, working(server, "silent") as peer:
         with monkeypatch.context() as patched:
-            patched.setattr(server.service.store, "write", full)
+            patched.setattr(server.app.store, "write", full)
             assert refusal(peer.push(ONES)) == (503, "disk-full")
-        assert server.service.federation.coordinator.open_jobs == 1
-        until(lambda: server.service.federation.coordinator.open_jobs == 0, 10.0)
+        assert server.app.federation.coordinator.open_jobs == 1
+        until(lambda: server.app.federation.coordinator.open_jobs == 0, 10.0)
         assert refusal(peer.push(ONES)) == (409, "unknown-job")
 
 
@@ -167,16 +167,16 @@ def test_useless_bodies_are_refused_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_large_answer_comes_whole_to_a_slow_reader(either: Inside) -> None:
-    """Others move the model meanwhile: the one that is being sent stays as it was, and takes a place until it is."""
+    """Others move the model meanwhile: the one that is being sent stays as it was, and takes memory meanwhile."""
     with contextlib.ExitStack() as stack:
         peer, mover = working(either, "reader"), working(either, "mover")
         wire_ = stack.enter_context(connected(either, receive_buffer=4096))
         wire_.send(with_next(update_head(peer, SIZE)) + ones())
-        until(lambda: either.service.federation.counts.updates and not either.places[1])
-        model = either.service.federation.model.copy()
+        until(lambda: either.app.federation.counts.updates and not either.body_memory[1])
+        model = either.app.federation.model.copy()
         for _ in range(3):
             assert outcome(mover.push(np.ones(LENGTH), next=True)) == TAKEN
-        until(lambda: either.places[0] < either.free[0])  # the old model is still being read
+        until(lambda: either.body_memory[0] < either.free[0])  # the old model is still being read
         status, headers, body = wire_.answer()
         assert (status, headers["aflock-outcome"], len(body)) == (200, "applied", SIZE)
         assert body == model.tobytes()
@@ -192,7 +192,7 @@ def test_who_does_not_read_the_answer_to_an_update_is_cut_off(tmp_path: Path) ->
             wire_.send(with_next(update_head(peer, SIZE)) + ones())
             time.sleep(1.8)
             assert len(wire_.rest()) < SIZE
-        until(lambda: server.service.federation.counts.updates == 1)
+        until(lambda: server.app.federation.counts.updates == 1)
 
 
 def test_a_connection_that_says_nothing_after_an_update_ends(tmp_path: Path) -> None:
@@ -215,13 +215,13 @@ def test_a_connection_that_says_nothing_after_an_update_ends(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("past_the_parser", [True, False])
-def test_an_update_that_cannot_be_looked_at_is_answered_and_gives_its_place_back(
+def test_an_update_that_cannot_be_checked_is_answered_and_frees_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, past_the_parser: bool
 ) -> None:
-    """Memory may run out where a body is checked: that must not cost a place for ever, nor leave the client waiting."""
+    """Memory may run out where a body is checked: it must be free again, and the client must get an answer."""
     with inside(tmp_path / "fed") as server, working(server, "unlucky") as peer:
         with monkeypatch.context() as patched, Wire(server, timeout=5.0) as wire_:
-            patched.setattr(server.service.federation, "check_vectors", fail)
+            patched.setattr(server.app.federation, "check_vectors", fail)
             wire_.send(update_head(peer, 32) + (b"" if past_the_parser else ONES.tobytes()))
             if past_the_parser:
                 time.sleep(0.1)
@@ -244,10 +244,10 @@ def test_without_memory_for_a_body_it_is_asked_for_later(tmp_path: Path, monkeyp
         assert outcome(peer.push(ONES)) == TAKEN
 
 
-def test_a_mistake_at_the_door_is_not_taken_for_bad_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_heads_check_is_not_taken_for_bad_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with inside(tmp_path / "fed") as server, working(server, "unlucky") as peer:
         with monkeypatch.context() as patched, Wire(server, timeout=5.0) as wire_:
-            patched.setattr(server.service.federation, "check_head", fail)
+            patched.setattr(server.app.federation, "check_head", fail)
             wire_.send(update_head(peer, 32) + ONES.tobytes())
             assert wire_.answer()[0] == 500
         assert outcome(peer.push(ONES)) == TAKEN

@@ -25,18 +25,18 @@ from aflock.net.server.http import connection
 from tests.net.real_server import SMALL, Document, Wire, refusal, running, until, update_head, working
 from tests.net.server.in_process import BIG, LENGTH, QUICK, SIZE, TAKEN, Inside, begun, ones, outcome, reset
 
-# --- places ----------------------------------------------------------------------------------------------------------
+# --- memory for bodies -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [Wire.__exit__, reset])
-def test_a_client_that_is_cut_off_in_its_body_gives_its_place_to_who_waits(
+def test_a_client_that_is_cut_off_in_its_body_frees_its_memory_for_who_waits(
     either: Inside, how: Callable[[Wire], None]
 ) -> None:
     with contextlib.ExitStack() as stack:
         one, two, three = (working(either, f"cut-{how.__name__.strip('_')}-{k}") for k in range(3))
         first = begun(either, one, 1000, stack)
         second = begun(either, two, 2_000_000, stack)
-        until(lambda: either.places[1] == 2)
+        until(lambda: either.body_memory[1] == 2)
         third = begun(either, three, 0, stack)
         until(lambda: either.waiting == 1)
         how(first)
@@ -52,7 +52,7 @@ def test_a_client_that_hangs_up_while_it_waits_is_passed_over(either: Inside) ->
     with contextlib.ExitStack() as stack:
         peers = [working(either, f"waits-{k}") for k in range(5)]
         holding = [begun(either, peer, 10, stack) for peer in peers[:2]]
-        until(lambda: either.places[1] == 2)
+        until(lambda: either.body_memory[1] == 2)
         gone = [begun(either, peers[2], 50_000, stack), begun(either, peers[3], 0, stack)]
         until(lambda: either.waiting == 2)
         last = begun(either, peers[4], 0, stack)
@@ -65,12 +65,12 @@ def test_a_client_that_hangs_up_while_it_waits_is_passed_over(either: Inside) ->
         assert [outcome(wire_.answer()) for wire_ in (*holding, last)] == [TAKEN] * 3
 
 
-def test_a_slow_body_loses_its_place_and_the_next_one_takes_it(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "GRACE", QUICK)
+def test_a_slow_body_loses_its_memory_and_the_next_one_takes_it(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_GRACE", QUICK)
     with contextlib.ExitStack() as stack:
         peers = [working(large, f"slow-{k}") for k in range(3)]
         slow = [begun(large, peer, 1000, stack) for peer in peers[:2]]
-        until(lambda: large.places[1] == 2)
+        until(lambda: large.body_memory[1] == 2)
         begin = time.monotonic()
         assert outcome(peers[2].push(np.ones(LENGTH))) == TAKEN
         assert 0.1 < time.monotonic() - begin < 5
@@ -86,7 +86,7 @@ def test_a_slow_body_loses_its_place_and_the_next_one_takes_it(large: Inside, mo
 
 def test_a_steady_body_may_take_its_time(large: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it keeps the pace that is asked for."""
-    monkeypatch.setattr(connection, "GRACE", QUICK / 2)
+    monkeypatch.setattr(connection, "BODY_GRACE", QUICK / 2)
     with contextlib.ExitStack() as stack:
         wire_ = begun(large, working(large, "steady"), 0, stack)
         for _ in range(16):
@@ -95,13 +95,13 @@ def test_a_steady_body_may_take_its_time(large: Inside, monkeypatch: pytest.Monk
         assert outcome(wire_.answer()) == TAKEN
 
 
-def test_nobody_takes_all_places(large: Inside) -> None:
+def test_no_client_takes_all_memory(large: Inside) -> None:
     """A client may have two uploads while nobody waits; the older one is given up as soon as somebody does."""
     with working(large, "greedy") as peer, working(large, "modest") as other, contextlib.ExitStack() as stack:
         lines = [begun(large, peer, 1000, stack)]
-        until(lambda: large.places[1] == 1)
+        until(lambda: large.body_memory[1] == 1)
         lines.append(begun(large, peer, 1000, stack))
-        until(lambda: large.places[1] == 2)
+        until(lambda: large.body_memory[1] == 2)
         assert outcome(other.push(np.ones(LENGTH, np.float32))) == TAKEN
         superseded = lines[0].answer()
         assert refusal(superseded) == (503, "busy")
@@ -116,40 +116,40 @@ def test_a_third_upload_of_a_client_takes_over_from_the_first(large: Inside) -> 
         for count in (1, 2, 2):
             lines.append(begun(large, peer, 1000, stack))
             time.sleep(0.1)
-            assert large.places[1] == count
+            assert large.body_memory[1] == count
         assert refusal(lines[0].answer()) == (503, "busy")
         for wire_ in lines[1:]:
             wire_.send(bytes(SIZE - 1000))
         assert [outcome(wire_.answer()) for wire_ in lines[1:]] == [TAKEN] * 2
 
 
-def test_a_dead_line_does_not_keep_its_own_client_waiting(large: Inside) -> None:
-    """Both places are taken, one of them by a dead line of the client that comes again."""
+def test_a_dead_connection_does_not_keep_its_own_client_waiting(large: Inside) -> None:
+    """Two uploads have all the memory; one of them is on a dead connection of the client that sends again."""
     with contextlib.ExitStack() as stack:
         one, two = working(large, "dead-line"), working(large, "lives")
         begun(large, one, 1000, stack)
         holding = begun(large, two, 1000, stack)
-        until(lambda: large.places[1] == 2)
+        until(lambda: large.body_memory[1] == 2)
         assert outcome(one.push(np.ones(LENGTH))) == TAKEN
         holding.send(bytes(SIZE - 1000))
         assert outcome(holding.answer()) == TAKEN
 
 
 def _are(server: Inside, expected: tuple[int, int]) -> bool:
-    """Whether so many have a place, and so many wait."""
-    return (server.places[1], server.waiting) == expected
+    """Whether so many uploads have memory, and so many wait."""
+    return (server.body_memory[1], server.waiting) == expected
 
 
-def test_those_who_wait_get_their_places_in_the_order_in_which_they_came(large: Inside) -> None:
+def test_uploads_get_memory_in_the_order_in_which_they_came(large: Inside) -> None:
     with contextlib.ExitStack() as stack:
-        peers = [working(large, f"in-turn-{k}") for k in range(6)]
+        peers = [working(large, f"in-order-{k}") for k in range(6)]
         wires = list[Wire]()
         for k, peer in enumerate(peers):
             wires.append(begun(large, peer, 10, stack))
             expected = (min(2, k + 1), max(0, k - 1))
             until(partial(_are, large, expected))
         versions = list[int]()
-        for wire_ in wires:  # whoever has a place ends, and the next one gets it; those behind have sent nothing more
+        for wire_ in wires:  # whoever has memory ends, and the next one gets it; those behind have sent nothing more
             wire_.send(bytes(SIZE - 10))
             status, headers, _ = wire_.answer()
             assert status == 200
@@ -163,7 +163,7 @@ def test_who_waits_is_not_sent_away_while_bytes_come(large: Inside, monkeypatch:
     with contextlib.ExitStack() as stack:
         peers = [working(large, f"patient-{k}") for k in range(3)]
         holding = [begun(large, peer, 1, stack) for peer in peers[:2]]
-        until(lambda: large.places[1] == 2)
+        until(lambda: large.body_memory[1] == 2)
         late = begun(large, peers[2], 0, stack)
         for _ in range(20):
             holding[0].send(bytes(10_000))
@@ -181,7 +181,7 @@ def test_who_waits_too_long_is_told_to_come_again(large: Inside, monkeypatch: py
     with contextlib.ExitStack() as stack:
         peers = [working(large, f"crowd-{k}") for k in range(3)]
         holding = [begun(large, peer, 1, stack) for peer in peers[:2]]
-        until(lambda: large.places[1] == 2)
+        until(lambda: large.body_memory[1] == 2)
         late = begun(large, peers[2], 100_000, stack)
         answered = late.answer()
         assert refusal(answered) == (503, "busy")
@@ -192,7 +192,7 @@ def test_who_waits_too_long_is_told_to_come_again(large: Inside, monkeypatch: py
         assert outcome(peers[2].push(np.ones(LENGTH))) == TAKEN
 
 
-def test_places_are_free_again_after_a_storm(large: Inside) -> None:
+def test_memory_is_free_again_after_many_uploads_that_end_in_every_way(large: Inside) -> None:
     """Whole, cut, reset and repeated bodies in any order; what was acknowledged counts, once."""
     peers = [working(large, f"storm-{k}") for k in range(6)]
     before = large.status()["updates"]
@@ -223,7 +223,7 @@ def test_memory_of_bodies_is_free_as_soon_as_they_are_dealt_with(
 ) -> None:
     """Not when the garbage collector comes round: there is memory for two of them."""
     made = list[weakref.ref[Any]]()
-    blank = either.service.updates.bodies.allocate
+    blank = either.app.updates.bodies.allocate
 
     def watched(length: int) -> memoryview:
         body = blank(length)
@@ -235,7 +235,7 @@ def test_memory_of_bodies_is_free_as_soon_as_they_are_dealt_with(
     gc.disable()
     try:
         with monkeypatch.context() as patched, ThreadPoolExecutor(6) as threads:
-            patched.setattr(either.service.updates.bodies, "allocate", watched)
+            patched.setattr(either.app.updates.bodies, "allocate", watched)
             for _ in range(3):
                 pushed = threads.map(lambda peer: peer.push(np.ones(LENGTH, np.float32), next=True), peers)
                 assert [outcome(each) for each in pushed] == [TAKEN] * 6
@@ -250,7 +250,7 @@ def test_memory_of_bodies_is_free_as_soon_as_they_are_dealt_with(
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_many_large_bodies_get_through_two_places_once_each(tmp_path: Path, secure: bool) -> None:
+def test_many_large_bodies_get_through_memory_for_two_once_each(tmp_path: Path, secure: bool) -> None:
     clients, rounds = 6, 3
     folder = tmp_path / "fed"
     with running(folder, BIG, tls=secure, changes=["server.archive=true"]) as server:

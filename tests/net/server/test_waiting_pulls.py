@@ -16,14 +16,14 @@ import pytest
 
 from aflock import config
 from aflock.config import ConfigError
-from aflock.net.commands import status_table as board
+from aflock.net.commands import status_table
 from aflock.net.commands.replay import replay
 from aflock.net.server import metrics
 from aflock.net.server.http.request import Disconnected
 from aflock.net.server.metrics import ServerCounters
 from aflock.net.server.next_client import NextClient
 from aflock.net.server.settings import Settings
-from aflock.net.server.waiting_pulls import FORGOTTEN, GRACE, LONG, WaitingPulls
+from aflock.net.server.waiting_pulls import FORGOTTEN, LONG, PULL_GRACE, WaitingPulls
 from aflock.net.storage.data_folder import DataFolder
 from tests.net.real_server import (
     ONES,
@@ -212,7 +212,7 @@ def test_who_reports_comes_after_those_who_wait(tmp_path: Path) -> None:
         assert states(server) == {"alice": "idle", "bob": "idle", "carol": "working"}
 
 
-def test_a_pull_that_timed_out_keeps_its_place_in_the_order(tmp_path: Path) -> None:
+def test_a_pull_that_timed_out_keeps_its_position_in_the_order(tmp_path: Path) -> None:
     with served(tmp_path / "fed", document(3, 1)) as server:
         alice, bob, carol = (joined(server, name) for name in ("alice", "bob", "carol"))
         assert alice.pull()[0] == 200
@@ -252,7 +252,7 @@ def test_a_free_place_is_not_kept_for_who_has_not_asked(tmp_path: Path) -> None:
 # --- with a clock of one's own ---------------------------------------------------------------------------------------
 
 
-class Room:
+class OnePlaceFederation:
     """A federation of three with one place, those who wait for it, and a clock that stands still."""
 
     def __init__(self, selection: str = "waiting", probabilities: dict[str, float] | None = None) -> None:
@@ -293,80 +293,80 @@ class _Here:
 
 def test_the_wait_of_a_client_that_asks_in_time_goes_on() -> None:
     async def scenario() -> None:
-        room = Room()
-        assert not await room.ask("bob")
-        room.now += 1
-        assert not await room.ask("carol")
-        room.now += FORGOTTEN - 1.5
-        assert not await room.ask("bob")
-        assert room.waiting.seconds() == {"bob": FORGOTTEN - 0.5, "carol": FORGOTTEN - 1.5}
-        room.now += 1
-        room.waiting.look_after()
-        assert room.waiting.seconds() == {"bob": FORGOTTEN + 0.5, "carol": FORGOTTEN - 0.5}
-        room.now += 1
-        room.waiting.look_after()  # carol has not asked for a minute
-        assert room.waiting.seconds() == {"bob": FORGOTTEN + 1.5}
-        room.drop("alice")
-        assert not room.waiting.has_place("bob")  # it asked last two seconds ago
-        assert await room.ask("carol")
+        small = OnePlaceFederation()
+        assert not await small.ask("bob")
+        small.now += 1
+        assert not await small.ask("carol")
+        small.now += FORGOTTEN - 1.5
+        assert not await small.ask("bob")
+        assert small.waiting.seconds() == {"bob": FORGOTTEN - 0.5, "carol": FORGOTTEN - 1.5}
+        small.now += 1
+        small.waiting.check()
+        assert small.waiting.seconds() == {"bob": FORGOTTEN + 0.5, "carol": FORGOTTEN - 0.5}
+        small.now += 1
+        small.waiting.check()  # carol has not asked for a minute
+        assert small.waiting.seconds() == {"bob": FORGOTTEN + 1.5}
+        small.drop("alice")
+        assert not small.waiting.has_place("bob")  # it asked last two seconds ago
+        assert await small.ask("carol")
 
     asyncio.run(scenario())
 
 
 def test_a_place_is_kept_a_moment_for_a_client_that_asks_again_and_again() -> None:
     async def scenario() -> None:
-        room = Room()
-        assert not await room.ask("bob")
-        room.now += GRACE / 2
-        room.drop("alice")
-        assert not await room.ask("carol")
-        assert await room.ask("bob")
-        room.now += 1.01 * GRACE  # it has not taken it: its record never came
-        assert await room.ask("carol")
-        assert not room.waiting.has_place("bob")
+        small = OnePlaceFederation()
+        assert not await small.ask("bob")
+        small.now += PULL_GRACE / 2
+        small.drop("alice")
+        assert not await small.ask("carol")
+        assert await small.ask("bob")
+        small.now += 1.01 * PULL_GRACE  # it has not taken it: its record never came
+        assert await small.ask("carol")
+        assert not small.waiting.has_place("bob")
 
     asyncio.run(scenario())
 
 
 def test_whoever_hangs_up_leaves_its_place_to_the_next() -> None:
     async def scenario() -> None:
-        room = Room()
+        small = OnePlaceFederation()
         with pytest.raises(Disconnected):
-            await room.waiting.wait(_HungUp(), "bob", 30)
-        assert room.waiting.seconds() == {}
-        room.drop("alice")
-        assert await room.ask("carol")
+            await small.waiting.wait(_HungUp(), "bob", 30)
+        assert small.waiting.seconds() == {}
+        small.drop("alice")
+        assert await small.ask("carol")
 
     asyncio.run(scenario())
 
 
 def test_a_client_that_left_or_is_suspended_waits_no_more() -> None:
     async def scenario() -> None:
-        room = Room()
-        tasks = [asyncio.create_task(room.waiting.wait(_Here(), name, 30)) for name in ("bob", "carol")]
+        small = OnePlaceFederation()
+        tasks = [asyncio.create_task(small.waiting.wait(_Here(), name, 30)) for name in ("bob", "carol")]
         await asyncio.sleep(0)
-        assert list(room.waiting.seconds()) == ["bob", "carol"]
-        room.waiting.forget("bob")
-        room.federation.apply({"k": "suspend", "t": 0.0, "name": "carol", "gen": 1}, b"")
-        room.waiting.look_after()
+        assert list(small.waiting.seconds()) == ["bob", "carol"]
+        small.waiting.forget("bob")
+        small.federation.apply({"k": "suspend", "t": 0.0, "name": "carol", "gen": 1}, b"")
+        small.waiting.check()
         assert await asyncio.gather(*tasks) == [True, True]  # they look again, and are refused
-        assert room.waiting.seconds() == {}
-        room.drop("alice")
-        assert not room.waiting.has_place("carol")
+        assert small.waiting.seconds() == {}
+        small.drop("alice")
+        assert not small.waiting.has_place("carol")
 
     asyncio.run(scenario())
 
 
 def test_biased_serves_who_has_no_weight_when_nobody_else_waits() -> None:
     async def scenario() -> None:
-        room = Room("biased", {"carol": 1.0})
-        assert not await room.ask("bob")
-        assert not await room.ask("carol")
-        room.drop("alice")
-        assert room.waiting.has_place("carol")
-        assert room.give("carol")
-        room.drop("carol")
-        assert room.waiting.has_place("bob")
+        small = OnePlaceFederation("biased", {"carol": 1.0})
+        assert not await small.ask("bob")
+        assert not await small.ask("carol")
+        small.drop("alice")
+        assert small.waiting.has_place("carol")
+        assert small.give("carol")
+        small.drop("carol")
+        assert small.waiting.has_place("bob")
 
     asyncio.run(scenario())
 
@@ -386,12 +386,12 @@ def test_fair_does_not_make_up_for_the_time_before_a_client_came() -> None:
 
 def test_a_long_wait_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        room = Room()
-        tasks = [asyncio.create_task(room.waiting.wait(_Here(), name, 300)) for name in ("bob", "carol")]
+        small = OnePlaceFederation()
+        tasks = [asyncio.create_task(small.waiting.wait(_Here(), name, 300)) for name in ("bob", "carol")]
         await asyncio.sleep(0)
         for seconds in (LONG, 0.1, 1.0, LONG):
-            room.now += seconds
-            room.waiting.look_after()
+            small.now += seconds
+            small.waiting.check()
         for task in tasks:
             task.cancel()
 
@@ -399,7 +399,7 @@ def test_a_long_wait_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch:
     with caplog.at_level(logging.WARNING, "aflock.server"):
         asyncio.run(scenario())
     assert [record.getMessage() for record in caplog.records] == [
-        "bob, carol: no job for over a minute (2 clients wait so long); see [federation] concurrency and selection"
+        "bob, carol: waiting for a job for over a minute (2 clients in all); [federation] concurrency may be too small"
     ]
 
 
@@ -435,7 +435,7 @@ def test_who_waits_longer_than_a_minute_is_counted(tmp_path: Path) -> None:
         text = metrics.text(store, ServerCounters(), seconds, False)
         for line in ("clients_waiting 2", "clients_waiting_long 1", "longest_wait_seconds 75.25"):
             assert f"\naflock_{line}\n" in text
-        found = metrics.status(store, ServerCounters(), seconds, full=True)
+        found = metrics.status(store, ServerCounters(), seconds)
     finally:
         store.close()
     shown = _rendered(found)
@@ -448,7 +448,7 @@ def _rendered(found: dict[str, Any]) -> str:
 
     console = Console(width=120, file=io.StringIO())
     with console.capture() as shown:
-        console.print(board.table(found, 120))
+        console.print(status_table.table(found, 120))
     return shown.get()
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aflock.net.storage.disk import Buffer, Disk
+from aflock.net.protocol.wire import BytesLike
+from aflock.net.storage.disk import Disk
 
 PAGE = 16
 """Small, so that small records are on several pages."""
@@ -31,10 +32,10 @@ class File:
     disk: bytearray = field(default_factory=bytearray)
     dirty: set[int] = field(default_factory=set)
 
-    def put(self, place: int, data: bytes) -> None:
-        self.cache.extend(bytes(max(0, place + len(data) - len(self.cache))))
-        self.cache[place : place + len(data)] = data
-        self.dirty |= set(range(place // PAGE, (place + len(data) - 1) // PAGE + 1))
+    def put(self, offset: int, data: bytes) -> None:
+        self.cache.extend(bytes(max(0, offset + len(data) - len(self.cache))))
+        self.cache[offset : offset + len(data)] = data
+        self.dirty |= set(range(offset // PAGE, (offset + len(data) - 1) // PAGE + 1))
 
     def clean(self, *, lost: bool) -> None:
         """All dirty pages are clean now; those that are `lost` were never written."""
@@ -106,16 +107,16 @@ class SimulatedDisk(Disk):
         self._check()
         self.files.pop(path.name, None)
 
-    def read(self, descriptor: int, buffer: memoryview, place: int) -> int:
+    def read(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         self._check()
-        found = self._file(descriptor).cache[place : place + len(buffer)]
+        found = self._file(descriptor).cache[offset : offset + len(buffer)]
         buffer[: len(found)] = found
         return len(found)
 
-    def write(self, descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
+    def write(self, descriptor: int, buffers: Sequence[BytesLike], offset: int) -> int:
         self._check()
         data = b"".join(buffers)
-        self._file(descriptor).put(place, data)
+        self._file(descriptor).put(offset, data)
         return len(data)
 
     def truncate(self, descriptor: int, size: int) -> None:
@@ -139,7 +140,7 @@ class SimulatedDisk(Disk):
     def sync_data(self, descriptor: int) -> None:
         self.sync(descriptor)
 
-    def drop_cache(self, descriptor: int, place: int, count: int) -> None:
+    def drop_cache(self, descriptor: int, offset: int, count: int) -> None:
         pass
 
     def _file(self, descriptor: int) -> File:

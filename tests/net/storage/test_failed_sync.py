@@ -8,12 +8,13 @@ import pytest
 
 from aflock.net.storage.journal import Journal, JournalFailed
 from aflock.net.storage.segment import JournalError, Segment
+from tests.net.storage.journals import recovered
 from tests.net.storage.simulated_disk import SimulatedDisk
 
 
 def opened(folder: Path, disk: SimulatedDisk) -> tuple[Journal, list[bytes]]:
     journal = Journal(folder, disk=disk)
-    return journal, [record.head for record in journal.recover()]
+    return journal, [record.head for record in recovered(journal)]
 
 
 def written(folder: Path, disk: SimulatedDisk, *batches: list[bytes]) -> Journal:
@@ -83,7 +84,7 @@ def test_a_restart_whose_sync_fails_takes_nothing(tmp_path: Path) -> None:
         disk.fails = True
         journal = Journal(tmp_path, disk=disk)
         with journal, pytest.raises(JournalError, match="Input/output error"):
-            list(journal.recover())
+            list(recovered(journal))
     disk.restart()
     journal, believed = opened(tmp_path, disk)
     journal.close()

@@ -94,7 +94,7 @@ def test_a_sender_that_cannot_be_told_of_a_full_disk_does_not_end_the_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
-        raise JournalFull("no room")
+        raise JournalFull("the disk is full")
 
     async def play(commits: GroupCommit, store: DataFolder) -> None:
         await commits.submit("hello", name="alice", gen=1)
@@ -230,10 +230,10 @@ def test_a_journal_that_cannot_be_tidied_goes_on(store: DataFolder, monkeypatch:
 
 
 def test_old_snapshots_go_though_the_journal_cannot_grow(store: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be just the room they take that is missing."""
+    """It may be just the space they take that is missing."""
 
     def refuse(*_: Any) -> None:
-        raise JournalFull("no room")
+        raise JournalFull("the disk is full")
 
     async def play(commits: GroupCommit) -> None:
         for _ in range(5):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from aflock.net.storage import segment as module
 from aflock.net.storage.journal import Journal, JournalNotOpen
 from aflock.net.storage.segment import CorruptJournal, JournalError
-from tests.net.storage.journals import HEADER, THREE, Plain, contents, filled, opened, segments
+from tests.net.storage.journals import HEADER, THREE, Plain, contents, delete_upto, filled, opened, recovered, segments
 
 # -- writing and reading
 
@@ -49,7 +49,7 @@ def test_bodies_of_every_kind_are_written_as_they_lie(tmp_path: Path) -> None:
     filled(tmp_path, [(b"", bytearray(b"array")), (b"view", memoryview(b"a view")[2:]), (b"grid", grid), (b"", b"")])
     assert [body for _, _, body in contents(tmp_path)] == [b"array", b"view", bytes(range(24)), b""]
     with Journal(tmp_path) as journal:
-        bodies = [record.body for record in journal.recover()]
+        bodies = [record.body for record in recovered(journal)]
     assert not any(body.readonly for body in bodies)  # each belongs to whoever asked for it
     assert bytes(bodies[1]) == b"view"  # a body is the reader's own, whatever becomes of the journal
 
@@ -64,15 +64,15 @@ def test_numbers_stand_in_memory_as_they_came(tmp_path: Path) -> None:
     """Else the rules' kernels would have to be compiled anew for a recovery."""
     filled(tmp_path, [(b"x" * k, np.full(5, k, np.float32).tobytes()) for k in range(20)])
     with Journal(tmp_path) as journal:
-        for k, record in enumerate(journal.recover()):
+        for k, record in enumerate(recovered(journal)):
             vector = np.frombuffer(record.body, np.float32)
             assert vector.flags.carray
             assert vector.tolist() == [k] * 5
 
 
 def test_a_system_that_writes_a_few_bytes_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def few(descriptor: int, buffers: Sequence[memoryview], place: int) -> int:
-        return os.pwrite(descriptor, b"".join(buffers)[:7], place)
+    def few(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        return os.pwrite(descriptor, b"".join(buffers)[:7], offset)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", few)
@@ -100,21 +100,21 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
-def test_a_journal_is_written_to_only_between_recover_and_close(tmp_path: Path) -> None:
+def test_a_journal_is_written_to_only_between_make_writable_and_close(tmp_path: Path) -> None:
     filled(tmp_path, *THREE)
     journal = Journal(tmp_path)
-    with pytest.raises(JournalNotOpen, match="read all of `recover` first"):
+    with pytest.raises(JournalNotOpen, match="then call `make_writable`"):
         journal.write([(b"", b"")])
-    next(records := journal.recover())
+    next(records := recovered(journal))
     del records  # given up half way
     with pytest.raises(JournalNotOpen):
         _ = journal.next
-    assert len(list(journal.recover())) == 3
-    assert len(list(journal.recover(2))) == 1  # as often as one likes
+    assert len(list(recovered(journal))) == 3
+    assert len(list(recovered(journal, 2))) == 1  # as often as one likes
     assert journal.next == 4
     journal.close()
     journal.close()
-    for call in (lambda: journal.write([(b"", b"")]), lambda: journal.delete_upto(1), lambda: list(journal.recover())):
+    for call in (lambda: journal.write([(b"", b"")]), lambda: journal.delete_upto(1), lambda: list(recovered(journal))):
         with pytest.raises(JournalNotOpen, match="closed; open it again"):
             call()
 
@@ -167,7 +167,7 @@ def test_a_snapshot_newer_than_the_journal(tmp_path: Path) -> None:
         contents(tmp_path, after=2)
     journal, _ = opened(tmp_path, after=10)
     with journal:
-        assert journal.delete_upto(10) == 1
+        assert delete_upto(journal, 10) == 1
     assert contents(tmp_path, after=10) == [(11, b"eleven", b"")]
 
 
@@ -180,22 +180,22 @@ def test_a_snapshot_without_a_journal(tmp_path: Path) -> None:
         contents(tmp_path)
 
 
-def test_forget_deletes_whole_segments_only(tmp_path: Path) -> None:
+def test_old_segments_are_deleted_whole(tmp_path: Path) -> None:
     journal, _ = opened(tmp_path, segment_bytes=250)
     with journal:
         for seq in range(1, 11):  # two in each segment
             journal.write([(b"%d" % seq, b"x" * 50)])
         assert len(segments(tmp_path)) == 5
-        assert [journal.delete_upto(upto) for upto in (0, 1, 2, 2, 5, 6)] == [0, 0, 1, 0, 1, 1]
+        assert [delete_upto(journal, upto) for upto in (0, 1, 2, 2, 5, 6)] == [0, 0, 1, 0, 1, 1]
         assert journal.size == sum(path.stat().st_size for path in segments(tmp_path))
-        assert journal.delete_upto(1000) == 1  # the last one stays
+        assert delete_upto(journal, 1000) == 1  # the last one stays
         assert len(segments(tmp_path)) == 1
         assert journal.write([(b"11", b"")]) == 11
     assert [seq for seq, _, _ in contents(tmp_path, after=8)] == [9, 10, 11]
     journal, _ = opened(tmp_path, after=11)
     with journal:
         journal.rotate()
-        assert journal.delete_upto(11) == 2
+        assert delete_upto(journal, 11) == 2
         assert journal.next == 12
     with pytest.raises(CorruptJournal):
         contents(tmp_path, after=10)

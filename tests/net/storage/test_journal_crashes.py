@@ -41,8 +41,8 @@ def test_a_tail_with_any_bit_flipped(tmp_path: Path) -> None:
     *_, begin, end = filled(tmp_path, *THREE)
     (segment,) = segments(tmp_path)
     whole = segment.read_bytes()
-    for place in range(begin, end):
-        segment.write_bytes(flipped(whole, place))
+    for offset in range(begin, end):
+        segment.write_bytes(flipped(whole, offset))
         goes_on(tmp_path, THREE_RECORDS[:2])
 
 
@@ -91,9 +91,9 @@ def test_sectors_lost_from_the_last_batch_are_a_crash_and_from_others_damage(tmp
             raw[start : start + 512] = bytes(min(512, end - start))
         segment.write_bytes(raw)
         assert acknowledged <= len(contents(tmp_path)) < written
-        place = rng.randrange(HEADER, begin)
+        offset = rng.randrange(HEADER, begin)
         raw = bytearray(whole)
-        raw[place : place + 512] = rng.randbytes(min(512, begin - place))
+        raw[offset : offset + 512] = rng.randbytes(min(512, begin - offset))
         segment.write_bytes(raw)
         with pytest.raises(CorruptJournal):
             contents(tmp_path)
@@ -144,8 +144,9 @@ def body(seq):
     return bytes([seq % 251]) * (1_500_000 if seq % 50 == 0 else seq * 37 % 3000)
 
 journal = Journal(Path(sys.argv[1]), segment_bytes=1_000_000)
-for record in journal.recover(int(sys.argv[2])):
+for record in journal.read(int(sys.argv[2])):
     pass
+journal.make_writable()
 while True:
     seqs = range(journal.next, journal.next + journal.next % 9 + 1)
     journal.write([(b"%d" % seq, body(seq)) for seq in seqs])

@@ -26,11 +26,11 @@ def test_a_flipped_bit_in_a_middle_record_is_refused(tmp_path: Path) -> None:
     _, begin, end, _ = filled(tmp_path, *THREE)
     (segment,) = segments(tmp_path)
     whole = segment.read_bytes()
-    for place in range(begin, end):
-        broken = flipped(whole, place)
+    for offset in range(begin, end):
+        broken = flipped(whole, offset)
         segment.write_bytes(broken)
         with pytest.raises(
-            CorruptJournal, match=f"byte {begin} of {segment} .*restore its files from a backup"
+            CorruptJournal, match=f"byte {begin} of {segment} .*restore the folder from a backup"
         ) as error:
             contents(tmp_path)
         assert (error.value.path, error.value.offset) == (segment, begin)
@@ -43,8 +43,8 @@ def test_a_damaged_record_followed_by_a_later_batch_is_refused(tmp_path: Path) -
     begin, later, _ = filled(tmp_path, batch, [(b"d", b"")])
     (segment,) = segments(tmp_path)
     whole = segment.read_bytes()
-    for place in (begin + 60, begin + 60 + 145, later - 1):
-        segment.write_bytes(flipped(whole, place))
+    for offset in (begin + 60, begin + 60 + 145, later - 1):
+        segment.write_bytes(flipped(whole, offset))
         with pytest.raises(CorruptJournal):
             contents(tmp_path)
     segment.write_bytes(flipped(whole[:later], begin + 60))  # without the later batch it is a torn one
@@ -71,7 +71,7 @@ def test_a_record_that_was_cut_out_is_missed(tmp_path: Path) -> None:
         contents(tmp_path)
     assert caught.value.offset == begin
     segment.write_bytes(whole[:end] + whole[begin:])
-    with pytest.raises(CorruptJournal, match="record 2 is here where 3 should be"):
+    with pytest.raises(CorruptJournal, match="found record 2, expected record 3"):
         contents(tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_any_damage_in_an_older_segment_is_refused(tmp_path: Path) -> None:
     filled(tmp_path, *THREE, segment_bytes=100)
     middle = segments(tmp_path)[1]
     whole = middle.read_bytes()
-    broken = [flipped(whole, place) for place in range(len(whole))]
+    broken = [flipped(whole, offset) for offset in range(len(whole))]
     broken += [whole[:length] for length in range(len(whole))] + [whole + b"\0"]
     for raw in broken:
         middle.write_bytes(raw)
@@ -93,8 +93,8 @@ def test_a_damaged_header_of_a_segment_with_records_is_refused(tmp_path: Path) -
     filled(tmp_path, *THREE)
     (segment,) = segments(tmp_path)
     whole = segment.read_bytes()
-    for place in range(HEADER):
-        segment.write_bytes(flipped(whole, place))
+    for offset in range(HEADER):
+        segment.write_bytes(flipped(whole, offset))
         with pytest.raises(CorruptJournal, match=f"byte 0 of {segment}"):
             contents(tmp_path)
     segment.write_bytes(whole)

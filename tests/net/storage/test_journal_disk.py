@@ -13,7 +13,7 @@ import pytest
 
 from aflock.net.storage import segment as module
 from aflock.net.storage.journal import Journal, JournalFailed, JournalInUse
-from tests.net.storage.journals import THREE, THREE_RECORDS, contents, filled, goes_on, opened, segments
+from tests.net.storage.journals import THREE, THREE_RECORDS, contents, filled, goes_on, opened, recovered, segments
 
 
 def run(script: str, *arguments: object) -> str:
@@ -48,7 +48,8 @@ def refused(call):
     assert {path: path.read_bytes() for path in folder.glob("journal-*")} == on_disk
 
 journal = Journal(folder)
-assert not list(journal.recover())
+assert not list(journal.read())
+journal.make_writable()
 journal.write([(b"1", b"a" * 1000)])
 """
 
@@ -64,14 +65,14 @@ journal.write([(b"3", b"f" * 10_000)])
 """
     message = run(LIMITED + script, tmp_path).splitlines()[0]
     assert message == (
-        f"the disk is full and the journal in {tmp_path} cannot grow (File too large); "
-        "make room or raise the limit, and write again: nothing of this batch was kept"
+        f"the disk is full, so the journal in {tmp_path} cannot grow (File too large); "
+        "free disk space or raise the limit; clients send the updates again"
     )
     assert contents(tmp_path) == [(1, b"1", b"a" * 1000), (2, b"2", b"e" * 1000), (3, b"3", b"f" * 10_000)]
 
 
 @pytest.mark.parametrize("kind", ["FSIZE", "NOFILE"])
-def test_no_room_for_a_new_segment(tmp_path: Path, kind: str) -> None:
+def test_a_disk_without_space_for_a_new_segment(tmp_path: Path, kind: str) -> None:
     script = f"""
 limit(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY)
 kind = resource.RLIMIT_{kind}
@@ -124,7 +125,7 @@ def test_after_a_failed_sync_nothing_is_taken_any_more(tmp_path: Path, monkeypat
             lambda: journal.write([(b"", b"")]),
             lambda: journal.delete_upto(1),
             journal.rotate,
-            lambda: list(journal.recover()),
+            lambda: list(recovered(journal)),
         ):
             with pytest.raises(JournalFailed, match="Input/output error"):
                 call()
@@ -140,10 +141,10 @@ def test_a_batch_that_cannot_be_taken_back(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(module, "IOV_MAX", 1)
         real, calls = os.pwritev, iter(range(99))
 
-        def full(descriptor: int, buffers: Sequence[memoryview], place: int) -> int:
+        def full(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
             if next(calls) == 1:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return real(descriptor, buffers, place)
+            return real(descriptor, buffers, offset)
 
         monkeypatch.setattr(os, "pwritev", full)
         with pytest.raises(JournalFailed):

@@ -89,7 +89,7 @@ def test_lost_updates_are_named_and_nothing_is_changed(
     known = first > 0  # the hello of alice is gone with everything else
     assert error.value.lost[0][0] == ("alice" if known else "client 0")
     assert f"{'alice' if known else 'client 0'}: job 6" in str(error.value)
-    assert f"tells of {7 - first} that" in str(error.value)
+    assert f"{7 - first} acknowledged update" in str(error.value)
     (tmp_path / "journal").mkdir(exist_ok=True)
     for file, content in whole.items():  # a backup makes it good
         file.write_bytes(content)
@@ -197,7 +197,7 @@ def test_many_lost_updates_are_told_of_in_one_sentence(tmp_path: Path) -> None:
     delete_the_last_segment(tmp_path)
     with pytest.raises(LostUpdates) as error:
         DataFolder(tmp_path, settings())
-    assert "tells of 500 that" in str(error.value)
+    assert "500 acknowledged updates are in " in str(error.value)
     first, last = "alice: job 0, alice: job 1, alice: job 2", "alice: job 497, alice: job 498, alice: job 499"
     assert f"({first}, ..., {last})" in str(error.value)
 
@@ -218,8 +218,8 @@ def test_a_server_refuses_to_start_and_goes_on_when_it_is_told_to(tmp_path: Path
         with pytest.raises(NotStarted) as stopped:
             start(folder)
         assert stopped.value.code == 2
-        assert "acknowledged updates are lost: " in stopped.value.errors.splitlines()[-1]
-        assert "tells of 5 that are not in the journal" in stopped.value.errors
+        assert "5 acknowledged updates are in " in stopped.value.errors.splitlines()[-1]
+        assert "trace.jsonl and not in the journal" in stopped.value.errors
         assert listing(folder) == before
     with running(folder, options=["--accept-loss"]) as again:
         assert again.status()["lost"] == 5
@@ -236,7 +236,7 @@ def test_a_server_refuses_to_start_and_goes_on_when_it_is_told_to(tmp_path: Path
         assert third.status()["lost"] == 5
 
 
-# --- who only looks --------------------------------------------------------------------------------------------------
+# --- commands that only read -----------------------------------------------------------------------------------------
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -258,7 +258,7 @@ def test_whoever_looks_at_a_folder_changes_nothing(tmp_path: Path) -> None:
     with last_segment(folder).open("ab") as file:
         file.write(b"torn")
     before = listing(folder)
-    looks: list[tuple[Any, ...]] = [
+    commands: list[tuple[Any, ...]] = [
         ("replay", folder / "trace.jsonl"),
         ("export", folder, "--out", out / "model.safetensors"),
         ("members", folder),
@@ -267,10 +267,10 @@ def test_whoever_looks_at_a_folder_changes_nothing(tmp_path: Path) -> None:
         ("invite", "--help"),
         ("serve", "--help"),
     ]
-    for look in looks:
-        done = command(*look)
-        assert done.returncode == (1 if look[0] == "status" else 0), done.stderr  # no server is there to ask
-        assert listing(folder) == before, look
+    for arguments in commands:
+        done = command(*arguments)
+        assert done.returncode == (1 if arguments[0] == "status" else 0), done.stderr  # no server is there to ask
+        assert listing(folder) == before, arguments
 
 
 def test_a_replay_beside_a_running_server_is_refused(tmp_path: Path) -> None:
@@ -308,9 +308,9 @@ def test_a_kept_file_that_was_emptied_is_named(tmp_path: Path, content: bytes) -
     whole = file.read_bytes()
     file.write_bytes(content)
     before = listing(tmp_path)
-    for look in (lambda: DataFolder(tmp_path, settings()).close(), lambda: replay(tmp_path / "trace.jsonl")):
-        with pytest.raises(ValueError, match="copy the file the federation was begun with to this place") as error:
-            look()
+    for read in (lambda: DataFolder(tmp_path, settings()).close(), lambda: replay(tmp_path / "trace.jsonl")):
+        with pytest.raises(ValueError, match=r"copy the federation file that .* to this path") as error:
+            read()
         assert str(file) in str(error.value)
         assert listing(tmp_path) == before
     file.write_bytes(whole)

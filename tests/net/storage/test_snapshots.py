@@ -48,17 +48,17 @@ def test_a_snapshot_with_any_bit_of_its_table_flipped_is_passed_over(tmp_path: P
     length = 8 + int.from_bytes(whole[:8], "little")
     assert b'"data_offsets"' in whole[:length]
     copy = tmp_path / "copy"
-    for place in range(0, 8 * length, 11):
+    for offset in range(0, 8 * length, 11):
         raw = bytearray(whole)
-        raw[place // 8] ^= 1 << place % 8
+        raw[offset // 8] ^= 1 << offset % 8
         copy.write_bytes(raw)
         with pytest.raises(StateError):
             state.load(copy)
     copy.unlink()
     table = whole.index(b'"data_offsets"')
-    for place in (8 * table + 130, 8 * whole.index(b'"checksum"') + 9):
+    for offset in (8 * table + 130, 8 * whole.index(b'"checksum"') + 9):
         raw = bytearray(whole)
-        raw[place // 8] ^= 1 << place % 8
+        raw[offset // 8] ^= 1 << offset % 8
         newest.write_bytes(raw)
         assert replay(tmp_path / "trace.jsonl")["agrees"]
         with closing(DataFolder(tmp_path, settings())) as again:
@@ -144,14 +144,14 @@ def test_a_snapshot_that_fails_is_not_tried_after_every_batch(
     store: DataFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "no room")
+        raise OSError(errno.ENOSPC, "the disk is full")
 
     work(store)
     monkeypatch.setattr(module, "MEGABYTE", 1)
     assert store.snapshot_due
     with monkeypatch.context() as patched:
         patched.setattr(state, "save", full)
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(OSError, match="the disk is full"):
             store.snapshot()
     assert not store.snapshot_due
 

@@ -1,4 +1,4 @@
-"""The trace: it waits for room, is cut back and written again, and a loss of lines is noticed."""
+"""The trace: its lines wait while the disk is full, torn ones are written again, and a loss of lines is noticed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.net.storage.folders import begun, settings, told, work
 class FullDisk:
     """Takes so many bytes of the trace and no more."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, free: int) -> None:
+        self.free = free
 
-    def pwrite(self, descriptor: int, data: bytes, place: int) -> int:
-        if not self.room:
+    def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
+        if not self.free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        taken = min(self.room, len(data))
-        self.room -= taken
-        return os.pwrite(descriptor, data[:taken], place)
+        taken = min(self.free, len(data))
+        self.free -= taken
+        return os.pwrite(descriptor, data[:taken], offset)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -36,10 +36,10 @@ class FullDisk:
 # --- the trace -------------------------------------------------------------------------------------------------------
 
 
-def test_a_trace_that_finds_no_room_waits_and_loses_nothing(store: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_a_trace_wait_while_the_disk_is_full(store: DataFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     work(store, 3)
     with monkeypatch.context() as patched:
-        patched.setattr(traces, "os", FullDisk(room=50))
+        patched.setattr(traces, "os", FullDisk(free=50))
         work(store, 100)  # far more lines than any buffer of a file holds
         assert store.federation.version == 103
         assert not (store.folder / "trace.jsonl").read_bytes().endswith(b"\n")
@@ -75,7 +75,7 @@ def test_a_trace_that_lost_lines_of_a_snapshot_is_told_of(tmp_path: Path, caplog
         store.snapshot()
     (folder / "trace.jsonl").write_bytes(b"")
     DataFolder(folder, settings()).close()
-    assert "has lost lines" in caplog.text
+    assert "lines are lost" in caplog.text
     assert not replay(folder / "trace.jsonl")["agrees"]
 
 

@@ -65,7 +65,7 @@ class Hello:
         if document.get("protocol") != wire.PROTOCOL:
             protocol = printable(str(document.get("protocol")))
             raise ProtocolError(
-                f"the server speaks protocol {protocol}, this client {wire.PROTOCOL}; install the same version"
+                f"the server uses protocol {protocol}, this client {wire.PROTOCOL}; install the server's version"
             )
         federation, local = _text(document, "federation"), document.get("local")
         if not _FEDERATION.fullmatch(federation):
@@ -123,7 +123,9 @@ class Pulled:
 
     def pack(self, vectors: Mapping[str, Vector], steps: int, examples: int) -> EncodedUpdate:
         """The update for this job, encoded; with float32 its bytes are the vectors' own memory, not a copy."""
-        encoded: dict[str, wire.Buffer] = {name: wire.encode(vector, self.encoding) for name, vector in vectors.items()}
+        encoded: dict[str, wire.BytesLike] = {
+            name: wire.encode(vector, self.encoding) for name, vector in vectors.items()
+        }
         return EncodedUpdate(self.id, self.job.version, steps, examples, self.encoding, encoded)
 
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from ...errors import ParameterError
 
-Batch = tuple[Any, Any]
-Batches = Iterable[Batch] | Callable[[], Iterator[Batch]]
-Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+BatchPair = tuple[Any, Any]
+Batches = Iterable[BatchPair] | Callable[[], Iterator[BatchPair]]
+ArrayPair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 MOST_COUNTED = 100_000
 """A function whose iterator gives more batches than this is taken for endless."""
@@ -29,7 +29,7 @@ class EndlessBatches:
 
     def __init__(self, batches: Batches) -> None:
         if callable(batches):
-            self._begin: Callable[[], Iterator[Batch]] = batches
+            self._begin: Callable[[], Iterator[BatchPair]] = batches
         elif isinstance(batches, Iterable) and iter(batches) is not batches:
             self._begin = batches.__iter__
         else:
@@ -54,7 +54,7 @@ class EndlessBatches:
             return max(1, len(self._batches))
         return 1 if self._counted is None else self._counted[0]
 
-    def endless(self) -> Iterator[Arrays]:
+    def endless(self) -> Iterator[ArrayPair]:
         """The batches of one epoch after the other, without end."""
         while True:
             empty = True
@@ -79,13 +79,13 @@ class EndlessBatches:
         return self._counted
 
 
-def _pair(batch: Any) -> Batch:
+def _pair(batch: Any) -> BatchPair:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise ParameterError(f"a batch is a {type(batch).__name__}; expected a pair (x, y)")
     return batch[0], batch[1]
 
 
-def _arrays(batch: Any) -> Arrays:
+def _arrays(batch: Any) -> ArrayPair:
     x, y = _pair(batch)
     return _array(x), _array(y)
 

@@ -36,15 +36,15 @@ from ..protocol.urls import address, pem_text
 from .answers import Answer, Hello, Pulled
 from .batches import Batches
 from .errors import ProtocolError, Unavailable, Untrusted
-from .run import Run
-from .run_types import Limits, Prepare, Progress, Summary, Train
+from .run import ClientRun
+from .run_types import JobReport, Limits, Prepare, Summary, Train
 from .session import Session
 from .state import ClientState, EncodedUpdate, StateInUse
 from .status import status
 from .training import Buffers, Training
 
 __all__ = [
-    "Answer", "Client", "EncodedUpdate", "Hello", "Progress", "ProtocolError", "Pulled", "Refused", "Session",
+    "Answer", "Client", "EncodedUpdate", "Hello", "JobReport", "ProtocolError", "Pulled", "Refused", "Session",
     "StateInUse", "Summary", "Train", "Unavailable", "Untrusted", "status",
 ]  # fmt: skip
 
@@ -100,7 +100,7 @@ class Client:
         self._state_dir = None if state_dir is None else Path(state_dir)
         self._keeps = keep
         self._stop = threading.Event()
-        self._run: Run | None = None
+        self._run: ClientRun | None = None
 
     def __repr__(self) -> str:
         return f"Client({self.url!r}, name={self.name!r})"
@@ -114,7 +114,7 @@ class Client:
         steps: int | Callable[[], int] | Steps | None = None,
         examples: int | None = None,
         jobs: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[JobReport], None] | None = None,
         loss: Callable[[Any, Any], Any] | None = None,
         buffers: Buffers = "refuse",
     ) -> Summary:
@@ -126,7 +126,7 @@ class Client:
         local            the local rule: its name, {"name": ..., parameters}, or an object; None: as the server advises
         steps            K: a number, a function that returns one per job, or aflock.local.Epochs; None: as advised
         examples         how many examples the client has; None: the client counts them
-        progress         called with a `Progress` after every job
+        progress         called with a `JobReport` after every job
         loss, buffers    of a torch module: see aflock.models.torch_module
         """
         training = Training(model, batches, local=local, steps=steps, loss=loss, buffers=buffers)
@@ -143,7 +143,7 @@ class Client:
         *,
         examples: int = 1,
         jobs: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[JobReport], None] | None = None,
     ) -> Summary:
         """As `run`, with the user's own training function.
 
@@ -179,7 +179,7 @@ class Client:
         if self._run is not None:
             raise InputError("this client is already running; make another Client, with a token of its own")
         async with self._connect() as session:
-            run = self._run = Run(session, prepare, self._open_state, limits)
+            run = self._run = ClientRun(session, prepare, self._open_state, limits)
             try:
                 if self._stop.is_set():
                     run.stop()
@@ -241,7 +241,7 @@ def _state_home() -> Path:
 
 
 @contextmanager
-def _signals(run: Run) -> Iterator[None]:
+def _signals(run: ClientRun) -> Iterator[None]:
     """Within the block, Ctrl-C and SIGTERM stop the run; Python lets only the main thread handle signals."""
     if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield

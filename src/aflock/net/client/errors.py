@@ -103,7 +103,7 @@ def first_connection_error(error: Exception, base: str) -> AflockError:
     found = connection_error(error, base)
     closed = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
     if closed and base.startswith("http://") and isinstance(found, Unavailable):
-        return Unavailable(f"{found}; is it https://?")
+        return Unavailable(f"{found}; if the server uses TLS, write https:// in the URL")
     return found
 
 

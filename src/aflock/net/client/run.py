@@ -28,7 +28,7 @@ from .answers import Answer, Hello, Pulled
 from .errors import ProtocolError, Unavailable, has_ended, is_unknown_client, is_void
 from .membership import Membership
 from .outgoing import memory_as_sent, requested_vectors
-from .run_types import Cancelled, Limits, Prepare, Progress, Summary, Why
+from .run_types import Cancelled, JobReport, Limits, Prepare, Summary, Why
 from .session import Session, jittered
 from .state import ClientState, EncodedUpdate
 from .training_thread import TrainingThread, ignore_unretrieved
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 PULL_SECONDS = 30.0
 """How many seconds the server may hold a pull for which it has no job."""
-GRACE = 2.0
+STOP_GRACE = 2.0
 """Seconds that a stop waits for the answer to a pull, and to the request that gives a job back."""
 MOST_REJOINS = 3
 """How often a client joins again before the server has taken an update; then the run ends with an error."""
@@ -49,7 +49,7 @@ class NotFinite(AflockError):
     """The result of training is not finite; the server would refuse it."""
 
 
-class Run:
+class ClientRun:
     """From the first hello to the end; everything but the training happens in the event loop."""
 
     def __init__(
@@ -204,12 +204,12 @@ class Run:
         member.follow(hello)
 
     async def _unless_stopped(self, request: Coroutine[Any, Any, T]) -> T | None:
-        """The answer; None if the run was stopped and the answer did not come within `GRACE` seconds."""
+        """The answer; None if the run was stopped and the answer did not come within `STOP_GRACE` seconds."""
         task = self._loop.create_task(request)
         try:
             await asyncio.wait({task, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                await asyncio.wait({task}, timeout=GRACE)
+                await asyncio.wait({task}, timeout=STOP_GRACE)
             return task.result() if task.done() else None
         finally:
             task.cancel()
@@ -345,7 +345,7 @@ class Run:
         )  # fmt: skip
         if self._limits.progress is not None:
             self._limits.progress(
-                Progress(
+                JobReport(
                     self._jobs,
                     pulled.id,
                     pulled.job.version,
@@ -358,12 +358,12 @@ class Run:
             )
 
     async def _give_back(self) -> None:
-        """Declines the open job, if the server answers within `GRACE` seconds."""
+        """Declines the open job, if the server answers within `STOP_GRACE` seconds."""
         job, self._open = self._open, None
         if job is None:
             return
         try:
-            async with asyncio.timeout(GRACE):
+            async with asyncio.timeout(STOP_GRACE):
                 await self._session.decline(job, patient=False)
             log.info("job %d is given back", job)
         except (AflockError, TimeoutError) as error:

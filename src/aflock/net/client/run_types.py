@@ -31,7 +31,7 @@ class Cancelled(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobReport:
     """One job that is done, as `progress` gets it.
 
     jobs       how many jobs the run has done so far
@@ -68,10 +68,10 @@ class Limits:
 
     examples: int
     jobs: int | None
-    progress: Callable[[Progress], None] | None
+    progress: Callable[[JobReport], None] | None
 
     @classmethod
-    def checked(cls, examples: int, jobs: int | None, progress: Callable[[Progress], None] | None) -> Self:
+    def checked(cls, examples: int, jobs: int | None, progress: Callable[[JobReport], None] | None) -> Self:
         """Checks the values a user gave."""
         if isinstance(examples, bool) or not isinstance(examples, int | np.integer) or examples < 1:
             raise CountError(f"examples is {examples!r}; expected an integer of at least 1")

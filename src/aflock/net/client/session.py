@@ -1,4 +1,4 @@
-"""The requests of docs/protocol.md, each a method, for one client with one token. `run.py` and benchmarks use it.
+"""A client's requests (docs/protocol.md), each a method, with one token. `run.py` and benchmarks use it.
 
     async with Session("https://host:8443", token) as session:
         await session.hello()
@@ -21,10 +21,9 @@ import ssl
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 from urllib.parse import SplitResult
 
 import aiohttp
@@ -38,7 +37,7 @@ from .answers import Answer, Hello, Pulled, seconds
 from .errors import ProtocolError, Unavailable, Untrusted, connection_error, first_connection_error, protocol_error
 from .state import EncodedUpdate
 from .status import status
-from .streams import CHUNK, LONGEST_STATUS, chunks, error_of_response, read_body, read_json, read_json_object
+from .streams import CHUNK, chunks, error_of_response, read_body, read_json, read_json_object
 
 __all__ = [
     "Answer", "Hello", "ProtocolError", "Pulled", "Session", "Unavailable", "Untrusted", "address", "jittered",
@@ -151,6 +150,8 @@ class Session:
         before = self.federation
         if pulled is None or before.number is not None:
             return pulled
+        # The client joined before the federation had begun, so its hello had no number, and `_read_job` put a 0 into
+        # the job. Now that there are jobs, every client has a number: another hello asks for it.
         hello = await self._say_hello()
         if hello.number is None:
             raise protocol_error("a client with a job has no number")
@@ -183,16 +184,6 @@ class Session:
         """Leaves the federation for good."""
         await self._request("POST", "/v1/leave", read_json_object)
 
-    async def model(self, have: int | None = None) -> tuple[int, Vector] | None:
-        """The current version and its model; None if the version is `have`."""
-        headers = {} if have is None else {"If-None-Match": f'"{have}"'}
-        limit = self._transfer_seconds(4 * self.federation.length)
-        return await self._request("GET", "/v1/model", self._read_model, headers, limit=limit)
-
-    async def status(self) -> dict[str, Any]:
-        """The status of the federation: the JSON of GET /v1/status."""
-        return await self._request("GET", "/v1/status", partial(read_json_object, most=LONGEST_STATUS))
-
     # -- one request ------------------------------------------------------------------------------------------------
 
     async def _say_hello(self) -> Hello:
@@ -205,7 +196,7 @@ class Session:
         path: str,
         read: Reader[T],
         headers: Mapping[str, str] | None = None,
-        body: Iterable[wire.Buffer] | None = None,
+        body: Iterable[wire.BytesLike] | None = None,
         *,
         limit: float | None = None,
         patient: bool = True,
@@ -233,7 +224,7 @@ class Session:
         path: str,
         read: Reader[T],
         headers: Mapping[str, str] | None,
-        body: Iterable[wire.Buffer] | None,
+        body: Iterable[wire.BytesLike] | None,
         limit: float,
         expect: bool,
     ) -> T:
@@ -259,7 +250,7 @@ class Session:
                     timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=limit),
                 ) as response,
             ):
-                if response.status not in (200, 204, 304):
+                if response.status not in (200, 204):
                     raise await error_of_response(response)
                 return await read(response)
         except (aiohttp.ClientError, OSError) as error:
@@ -278,7 +269,7 @@ class Session:
         found = first_connection_error(error, self._base)
         broke = isinstance(error, aiohttp.ClientConnectionError) and not isinstance(error, aiohttp.ClientConnectorError)
         if self._without_certificate and (broke or isinstance(error, ConnectionError)):
-            return Unavailable(f"{found}; if it asks for certificates, give this client certificate= and key=")
+            return Unavailable(f"{found}; if the server requires client certificates, give certificate= and key=")
         return found
 
     async def _stopped_within(self, pause: float) -> bool:
@@ -334,12 +325,6 @@ class Session:
             return Answer(receipt, version, await self._read_job(response))
         await read_json(response)  # the receipt again, as JSON; read so that the connection can be used again
         return Answer(receipt, version)
-
-    async def _read_model(self, response: aiohttp.ClientResponse) -> tuple[int, Vector] | None:
-        if response.status == 304:
-            return None
-        version, encoding = wire.number(response.headers, wire.VERSION), wire.encoding(response.headers)
-        return version, (await self._read_vectors(response, ("model",), encoding))["model"]
 
 
 def jittered(pause: float) -> float:

@@ -27,11 +27,11 @@ from ... import state
 from ...errors import AflockError, StateError
 from ...system.files import PRIVATE, locked, remove_leftovers
 from ...types import State
-from ..protocol.wire import Buffer, UpdateHead
+from ..protocol.wire import BytesLike, UpdateHead
 
 log = logging.getLogger("aflock.client")
 
-Memory = dict[str, npt.NDArray[Any]]
+SavedMemory = dict[str, npt.NDArray[Any]]
 
 _PENDING, _MEMORY, _LOCK = "pending.safetensors", "memory.safetensors", "lock"
 
@@ -49,7 +49,7 @@ class EncodedUpdate:
     steps: int
     examples: int
     encoding: str
-    vectors: Mapping[str, Buffer]
+    vectors: Mapping[str, BytesLike]
 
     @property
     def head(self) -> UpdateHead:
@@ -70,13 +70,13 @@ class ClientState:
     """
 
     def __init__(self, folder: Path | None, federation: str) -> None:
-        self.memory: Memory = {}
+        self.memory: SavedMemory = {}
         self.pending: EncodedUpdate | None = None
         self._folder, self._federation = folder, federation
-        self._next: Memory = {}
+        self._next: SavedMemory = {}
         self._lock: int | None = None
         if folder is not None:
-            _make_folder(folder)
+            _make_private_folder(folder)
             self._lock = _lock_folder(folder)
             try:
                 with _errors_name(folder):
@@ -87,6 +87,8 @@ class ClientState:
 
     def store_pending(self, update: EncodedUpdate, fresh: Mapping[str, npt.NDArray[Any]]) -> None:
         """Stores an update before it is sent; `fresh` is what changes in the memory once the server has taken it."""
+        # Without changes the memory is not stored again: `accept_pending` then removes the pending file and leaves the
+        # memory file as it is. A rule without memory, the usual case, never writes one.
         after = {**self.memory, **fresh} if fresh else {}
         if self._folder is not None:
             with _errors_name(self._folder):
@@ -95,6 +97,8 @@ class ClientState:
 
     def accept_pending(self) -> None:
         """The server has taken the update: the memory stored with it becomes the client's memory."""
+        # The pending file holds the whole memory after the update (see `store_pending`): one rename, which is atomic,
+        # accepts the update and replaces the memory.
         if self._folder is not None and self._next:
             with _errors_name(self._folder):
                 os.replace(self._folder / _PENDING, self._folder / _MEMORY)
@@ -145,7 +149,7 @@ class ClientState:
             )
         return found
 
-    def _document(self, update: EncodedUpdate, after: Memory) -> State:
+    def _document(self, update: EncodedUpdate, after: SavedMemory) -> State:
         fields = ("job", "version", "steps", "examples", "encoding")
         vectors = {name: np.frombuffer(vector, np.uint8) for name, vector in update.vectors.items()}
         document: State = {"federation": self._federation, "vectors": vectors, "memory": after}
@@ -157,12 +161,12 @@ def _update_from(found: State) -> EncodedUpdate:
     return EncodedUpdate(found["job"], found["version"], found["steps"], found["examples"], found["encoding"], vectors)
 
 
-def _copies(memory: Mapping[str, npt.NDArray[Any]]) -> Memory:
+def _copies(memory: Mapping[str, npt.NDArray[Any]]) -> SavedMemory:
     """Copies of a file's vectors: the file is replaced while the client still uses them."""
     return {name: np.array(vector) for name, vector in memory.items()}
 
 
-def _make_folder(folder: Path) -> None:
+def _make_private_folder(folder: Path) -> None:
     """Makes a folder that only its owner may read; the mode of an existing folder stays: it may hold other files."""
     try:
         if not folder.is_dir():

@@ -5,7 +5,6 @@ It needs no hello and no member's state; only a server with `[server] status = "
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import json
 import ssl
@@ -111,7 +110,7 @@ def _peer_fingerprint(connection: http.client.HTTPConnection) -> str | None:
     """The SHA-256 of the server's certificate as openssl writes it; None over plain http."""
     if not isinstance(connection.sock, ssl.SSLSocket):
         return None
-    return hashlib.sha256(connection.sock.getpeercert(binary_form=True) or b"").digest().hex(":").upper()
+    return tls.der_fingerprint(connection.sock.getpeercert(binary_form=True) or b"")
 
 
 def _hex_digits(fingerprint: str | None) -> str:

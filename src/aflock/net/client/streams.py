@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 
 from ...errors import AflockError
-from ..protocol.wire import Buffer
+from ..protocol.wire import BytesLike
 from .errors import ProtocolError, error_of_status, protocol_error
 
 CHUNK = 1 << 18
@@ -24,7 +24,7 @@ LONGEST_STATUS = 1 << 26
 """The same for a status, which has a few hundred bytes per client."""
 
 
-async def chunks(body: Iterable[Buffer]) -> AsyncIterator[memoryview]:
+async def chunks(body: Iterable[BytesLike]) -> AsyncIterator[memoryview]:
     """A body to send, as views of the memory it is in."""
     for vector in body:
         view = memoryview(vector).cast("B")

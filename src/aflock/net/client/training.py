@@ -56,7 +56,7 @@ class Training:
                 f"would be wrong; train aflock.models.create({hello.model!r}, ...), or serve the model as a vector"
             )
         trainer = Trainer(model, rule, needs=hello.needs, changes=hello.changes, trusted=False)
-        return _Trainer(trainer, self.batches, _steps(self._steps, hello, self.batches.count), cancelled)
+        return _JobTrainer(trainer, self.batches, _steps(self._steps, hello, self.batches.count), cancelled)
 
     @contextmanager
     def mode_restored(self) -> Iterator[None]:
@@ -74,7 +74,7 @@ class Training:
             np.copyto(self._model.weights, weights)
 
 
-class _Trainer:
+class _JobTrainer:
     """The training function of a run: K steps of the local rule on the user's batches."""
 
     def __init__(
@@ -87,6 +87,8 @@ class _Trainer:
         try:
             return self._trainer.train(job, self._task, self._steps(), memory, delay)
         except MissingVector as error:
+            # With a memory, or if the job lacks one of the rule's extras, the error is what it says. Otherwise the
+            # vector can only have been in the memory, and that is empty.
             if memory or any(name not in job.extras for name in self._trainer.rule.extras):
                 raise
             raise StateError(

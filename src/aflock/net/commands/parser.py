@@ -128,10 +128,10 @@ def _add_client_file(command: Any, text: str, *, required: bool) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from ..server import settings as files
+    from ..server.settings import EXAMPLE, SCHEMA, Settings
 
     if options.explain or options.example:
-        print(files.SCHEMA.explain() if options.explain else files.EXAMPLE, end="")
+        print(SCHEMA.explain() if options.explain else EXAMPLE, end="")
         return 0
     if options.file is None or options.data_dir is None:
         raise InputError("serve needs a federation file and --data-dir; `aflock serve --example` prints a file")
@@ -153,7 +153,7 @@ def _serve(options: argparse.Namespace) -> int:
         client_ca=_path(options.client_ca),
         accept_loss=options.accept_loss,
     )
-    settings = files.Settings.read(options.file, options.set)
+    settings = Settings.read(options.file, options.set)
     return serve(settings, folder, given, lambda line: print(line, flush=True))
 
 

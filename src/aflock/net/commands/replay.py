@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ..server.settings import Settings
-from ..storage import replay as journals
 from ..storage.data_folder import kept_settings
+from ..storage.replay import replay as replay_journal
 
 
 def replay(trace: Path) -> dict[str, Any]:
     """Replays the journal beside a trace, with the settings that the federation began with."""
     settings = Settings.build(kept_settings(trace.parent / "federation.toml"))
-    return journals.replay(trace, settings)
+    return replay_journal(trace, settings)

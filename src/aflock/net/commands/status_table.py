@@ -7,9 +7,9 @@ from typing import Any
 
 from ...system.words import counted, human
 
-Client = Mapping[str, Any]
+ClientStatus = Mapping[str, Any]
 
-COLUMNS: dict[str, Callable[[Client], str]] = {
+COLUMNS: dict[str, Callable[[ClientStatus], str]] = {
     "client": lambda client: str(client["name"]),
     "no.": lambda client: str(client["number"]),
     "state": lambda client: _state(client),
@@ -55,14 +55,14 @@ def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
     """Drops columns that do not fit, and shortens the names to the width that is left."""
     names = columns["client"]
     for head in _DISPENSABLE:
-        if _room_for_names(columns, width) >= min(_SHORTEST_NAME, _widest(names)):
+        if _width_for_names(columns, width) >= min(_SHORTEST_NAME, _widest(names)):
             break
         del columns[head]
-    room = max(3, _room_for_names(columns, width))
-    return columns | {"client": [_shortened(name, room) for name in names]}
+    width = max(3, _width_for_names(columns, width))
+    return columns | {"client": [_shortened(name, width) for name in names]}
 
 
-def _room_for_names(columns: dict[str, list[str]], width: int) -> int:
+def _width_for_names(columns: dict[str, list[str]], width: int) -> int:
     frame = 3 * len(columns) + 1
     return width - frame - sum(_widest(cells) for head, cells in columns.items() if head != "client")
 
@@ -71,15 +71,15 @@ def _widest(cells: Sequence[str]) -> int:
     return max(map(len, cells))
 
 
-def _shortened(name: str, room: int) -> str:
-    """The beginning and the end of a name that is longer than `room`."""
-    if len(name) <= room:
+def _shortened(name: str, width: int) -> str:
+    """The beginning and the end of a name that is longer than `width`."""
+    if len(name) <= width:
         return name
-    end = (room - 1) // 2
-    return f"{name[: room - 1 - end]}…{name[-end:]}"
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}…{name[-end:]}"
 
 
-def _state(client: Client) -> str:
+def _state(client: ClientStatus) -> str:
     waits = client.get("waiting")  # older servers do not send it
     return str(client["state"]) if waits is None else f"{client['state']} {duration(waits)}"
 

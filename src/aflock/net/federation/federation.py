@@ -38,14 +38,14 @@ from ...strategies.checks import Sound, checked, positive
 from ...types import Job, Receipt, State, Update, Vector
 from ..protocol import wire
 from ..protocol.refusals import Refused, ended, rule_failed, suspended, unknown_job, unusable
-from ..protocol.wire import Buffer, UpdateHead
+from ..protocol.wire import BytesLike, UpdateHead
 from .client_record import ClientRecord
 from .guard import Before, Guard
 from .params import FederationParams
 from .rule_failed import RuleFailed
 from .terms import Terms
 
-Head = Mapping[str, Any]
+RecordHead = Mapping[str, Any]
 
 
 class Given(NamedTuple):
@@ -93,7 +93,7 @@ class Federation:
             False: (self.strategy.needs, each * len(self.strategy.needs)),
         }
         """Whether a job is a first job -> the names of the vectors its update must carry, and their bytes."""
-        self._kinds: dict[str, Callable[[Head, Buffer], Any]] = {
+        self._kinds: dict[str, Callable[[RecordHead, BytesLike], Any]] = {
             "open": self._on_open, "hello": self._on_hello, "pull": self._on_pull, "update": self._on_update,
             "drop": self._on_drop, "leave": self._on_leave, "suspend": self._on_suspend, "end": self._on_end,
             "terms": self._on_terms, "loss": self._on_loss,
@@ -219,13 +219,15 @@ class Federation:
         if steps < 1 or examples < 1:
             raise unusable("steps and examples must be at least 1")
         if examples > self.p.max_examples:
-            raise unusable(f"the update claims {examples} examples; at most {self.p.max_examples} are taken")
+            raise unusable(
+                f"the update claims {examples} examples; the limit is {self.p.max_examples} ([federation] max_examples)"
+            )
         if steps > self.p.max_steps:
-            raise unusable(f"the update claims {steps} steps; at most {self.p.max_steps} are taken")
+            raise unusable(f"the update claims {steps} steps; the limit is {self.p.max_steps} ([federation] max_steps)")
         if version != pulled:
             raise unusable(f"the update says version {version}; its job has another version")
 
-    def check_vectors(self, client: ClientRecord, head: UpdateHead, body: Buffer) -> list[float]:
+    def check_vectors(self, client: ClientRecord, head: UpdateHead, body: BytesLike) -> list[float]:
         """Refuses vectors that no strategy can use, before they are written to the journal; returns their norms."""
         norms: list[float] = []
         for name, vector in wire.split(body, head.vectors, head.encoding, self.length).items():
@@ -237,7 +239,7 @@ class Federation:
 
     # -- records ----------------------------------------------------------------------------------------------------
 
-    def apply(self, head: Head, body: Buffer) -> Any:
+    def apply(self, head: RecordHead, body: BytesLike) -> Any:
         """Applies a record; what it returns depends on the record's kind. `Refused` means that it changed nothing.
 
         After `RuleFailed` the state of the strategy is unknown: the caller must restore this object before it uses it.
@@ -254,11 +256,11 @@ class Federation:
                 raise
             raise RuleFailed(error) from error
 
-    def _advance_time(self, head: Head) -> None:
+    def _advance_time(self, head: RecordHead) -> None:
         if head["t"] > self.now:
             self.now = float(head["t"])
 
-    def reject(self, head: Head, why: str, *, flush: bool) -> Any:
+    def reject(self, head: RecordHead, why: str, *, flush: bool) -> Any:
         """Applies a record at which the strategy has failed: as `apply`, but without calling the strategy.
 
         An update is rejected and its job closed. A drop drops the job. A client that leaves gets no more jobs, though
@@ -275,13 +277,13 @@ class Federation:
             if self.begun:
                 self.coordinator.refuse(None if client is None else client.number, self.now, why)
             raise rule_failed(why)
-        without_rule: dict[str, Callable[[Head, str], Any]] = {
+        without_rule: dict[str, Callable[[RecordHead, str], Any]] = {
             "drop": self._reject_drop, "leave": self._reject_leave, "suspend": self._reject_suspend,
             "end": self._reject_end, "terms": self._reject_terms,
         }  # fmt: skip
         return without_rule[kind](head, why)
 
-    def _reject_update(self, head: Head, why: str, *, flush: bool) -> UpdateAnswer:
+    def _reject_update(self, head: RecordHead, why: str, *, flush: bool) -> UpdateAnswer:
         client = self.clients[head["name"]]
         receipt = self.coordinator.reject(client.number, self.now, head["s"], head["e"], why)
         self.counts.add(receipt)
@@ -294,37 +296,37 @@ class Federation:
             raise RuleFailed(error) from error
         return UpdateAnswer(receipt, client.version)
 
-    def _reject_drop(self, head: Head, why: str) -> bool:
+    def _reject_drop(self, head: RecordHead, why: str) -> bool:
         self.coordinator.drop(self.clients[head["name"]].number, self.now, f"{head['why']}; {why}", tell=False)
         self.counts.dropped += 1
         return True
 
-    def _reject_leave(self, head: Head, why: str) -> None:
+    def _reject_leave(self, head: RecordHead, why: str) -> None:
         number = self.clients.pop(head["name"]).number
         self.coordinator.leave(number, self.now, why, tell=False)
         self.guard.remove(number)
 
-    def _reject_suspend(self, head: Head, why: str) -> None:
+    def _reject_suspend(self, head: RecordHead, why: str) -> None:
         client = self.clients[head["name"]]
         client.suspended = True
         self.coordinator.drop(client.number, self.now, f"the client was suspended; {why}", tell=False)
 
-    def _reject_end(self, head: Head, why: str) -> None:
+    def _reject_end(self, head: RecordHead, why: str) -> None:
         self._end(head["why"], flush=False)
         self._reached = head.get("accuracy")
 
-    def _reject_terms(self, head: Head, why: str) -> None:
+    def _reject_terms(self, head: RecordHead, why: str) -> None:
         if self._change_terms(Terms.of(head["terms"])):
             self.ended, self._spent, self._reached = "", False, None
         if not self.ended:
             self._end_when_spent(flush=False)
 
-    def _on_open(self, head: Head, body: Buffer) -> None:
+    def _on_open(self, head: RecordHead, body: BytesLike) -> None:
         if self._w0 is not None and head["model"] != sha256(self._w0.data).hexdigest():
             raise StateError("the initial model is not the one this federation was begun with; put its file back")
         self.id, self.epoch, self.terms = head["id"], head["epoch"], Terms.of(head["terms"])
 
-    def _on_hello(self, head: Head, body: Buffer) -> None:
+    def _on_hello(self, head: RecordHead, body: BytesLike) -> None:
         name, generation = head["name"], head["gen"]
         client = self.clients.get(name)
         if self.ended or self.has_joined(name, generation):
@@ -351,7 +353,7 @@ class Federation:
         self.clients[name] = ClientRecord(name, self._next_number, generation)
         self._next_number += 1
 
-    def _on_pull(self, head: Head, body: Buffer) -> Given | None:
+    def _on_pull(self, head: RecordHead, body: BytesLike) -> Given | None:
         client = self.clients.get(head["name"])
         if client is None or not self.can_pull(client.name):
             return None
@@ -367,7 +369,7 @@ class Federation:
         number, client.jobs = client.jobs, client.jobs + 1
         return Given(job.id, job, number, client.staleness)
 
-    def _on_update(self, head: Head, body: Buffer) -> UpdateAnswer:
+    def _on_update(self, head: RecordHead, body: BytesLike) -> UpdateAnswer:
         client = self.clients.get(head["name"])
         if self.ended:
             raise ended(self.ended)
@@ -422,7 +424,7 @@ class Federation:
             self._end(why, flush=flush)
             self._spent = True
 
-    def _on_drop(self, head: Head, body: Buffer) -> bool:
+    def _on_drop(self, head: RecordHead, body: BytesLike) -> bool:
         client = self.clients.get(head["name"])
         if client is None or not self.holds(client, head["j"]):
             return False
@@ -430,7 +432,7 @@ class Federation:
         self.counts.dropped += 1
         return True
 
-    def _on_leave(self, head: Head, body: Buffer) -> None:
+    def _on_leave(self, head: RecordHead, body: BytesLike) -> None:
         self.gathered.pop(head["name"], None)
         client = self.clients.pop(head["name"], None)
         if client is not None and not self.ended:
@@ -442,7 +444,7 @@ class Federation:
         self.guard.remove(number)
         self._after_step(before)
 
-    def _on_suspend(self, head: Head, body: Buffer) -> None:
+    def _on_suspend(self, head: RecordHead, body: BytesLike) -> None:
         client = self.clients.get(head["name"])
         if client is None or client.generation != head["gen"]:
             return
@@ -450,19 +452,19 @@ class Federation:
         if self.coordinator.works(client.number):
             self.coordinator.drop(client.number, self.now, "the client was suspended")
 
-    def _on_end(self, head: Head, body: Buffer) -> None:
+    def _on_end(self, head: RecordHead, body: BytesLike) -> None:
         if not self.ended:
             self._end(head["why"])
             self._reached = head.get("accuracy")
 
-    def _on_terms(self, head: Head, body: Buffer) -> None:
+    def _on_terms(self, head: RecordHead, body: BytesLike) -> None:
         if self._change_terms(Terms.of(head["terms"])):
             self.ended, self._spent, self._reached = "", False, None
             self._remove_those_who_left()
         if not self.ended:
             self._end_when_spent()
 
-    def _on_loss(self, head: Head, body: Buffer) -> None:
+    def _on_loss(self, head: RecordHead, body: BytesLike) -> None:
         self.lost += head["count"]
         self._next_job = max(self._next_job, head["next"])
         self.coordinator.skip_jobs(self._next_job)

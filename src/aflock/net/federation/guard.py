@@ -62,12 +62,12 @@ class Guard:
         if not math.isfinite(norm):
             return f"the vector {name} holds numbers that are not finite"
         if most is not None and norm > most:
-            return f"the vector {name} has the norm {norm:.4g}; at most {most:g} is taken"
+            return f"the vector {name} has the norm {norm:.4g}; the limit is {most:g} ([federation] max_norm)"
         count, largest, _ = self._norms.get(name, _NONE)
         if factor is not None and count >= SETTLED and norm > factor * largest > 0.0:
             return (
-                f"the vector {name} has the norm {norm:.4g}; at most {factor:g} times the largest so far, {largest:.4g}"
-                ", is taken"
+                f"the vector {name} has the norm {norm:.4g}; the limit is {factor:g} times the largest so far, "
+                f"{largest:.4g} ([federation] norm_factor)"
             )
         return ""
 

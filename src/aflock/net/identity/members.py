@@ -44,13 +44,9 @@ _CLOCK_TICK = 100_000_000  # ns; two changes within the resolution of a file sys
 class BadToken(InputError):
     """The token is not one of this federation, or was replaced by a newer one; the error does not say which."""
 
-    status = 401
-
 
 class Revoked(InputError):
     """The token is valid, but its member was revoked."""
-
-    status = 403
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +138,7 @@ class Members:
         return (self.known, self.problem) != before
 
     def authenticate(self, token: str) -> Member:
-        """The member whose token this is; raises `BadToken` (401) or `Revoked` (403).
+        """The member whose token this is; raises `BadToken` or `Revoked`.
 
         An unknown name takes the same work as a known one, so that the time does not show who is a member.
         """

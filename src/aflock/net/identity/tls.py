@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...errors import AflockError, InputError
 from ...system.files import PRIVATE, alone, remove_leftovers, sync_folder, write_whole
 from . import pki
-from .members import checked_name
+from .members import checked_name, existing
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -106,6 +106,11 @@ def fingerprint(pem: bytes) -> str:
         der = b""
     if not der:
         raise InputError("the text holds no certificate; expected PEM text")
+    return der_fingerprint(der)
+
+
+def der_fingerprint(der: bytes) -> str:
+    """As `fingerprint`, of a certificate in the binary form."""
     return hashlib.sha256(der).digest().hex(":").upper()
 
 
@@ -164,9 +169,7 @@ def _check_pair(certificate: Path | None, key: Path | None) -> tuple[Path, Path]
 
 
 def _tls_folder(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise InputError(f"the folder {folder} does not exist; expected the data folder of a federation")
-    tls = folder / "tls"
+    tls = existing(folder) / "tls"
     if not tls.is_dir():
         tls.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder)

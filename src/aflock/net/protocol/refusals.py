@@ -9,7 +9,11 @@ from ...errors import AflockError
 
 
 class Refused(AflockError):
-    """The server refused a request; the request changed nothing."""
+    """The server refused a request.
+
+    The request changed nothing, with one exception: after the code `stopping` its record may be in the journal. The
+    next start then applies it, and an update that is sent again gets its receipt.
+    """
 
     def __init__(self, status: int, code: str, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
@@ -47,8 +51,8 @@ def diverged(text: str) -> Refused:
 
 
 def rule_failed(why: str) -> Refused:
-    """The strategy raised an error; the operator finds it in the server's log, and the client tries again later."""
-    return busy("rule-failed", f"{why}; the operator of the federation must look at it", 60.0)
+    """The strategy raised an error; the client tries again later."""
+    return busy("rule-failed", f"{why}; the operator finds the error in the server's log", 60.0)
 
 
 def ended(why: str) -> Refused:

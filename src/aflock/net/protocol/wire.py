@@ -43,7 +43,7 @@ _SIZES = {"float32": (4, 0), "float16": (2, 0), "int8": (1, 4)}
 ENCODINGS = tuple(_SIZES)
 _DEFAULT_ENCODING = "float32"
 
-Buffer = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 Headers = Mapping[str, str]
 """Names in lower case."""
 
@@ -77,6 +77,8 @@ def encode(vector: Vector, encoding: str) -> memoryview:
             raise VectorError("the vector has a number that is too large for float16; choose the encoding float32")
         return halves.view(np.uint8).data
     largest = float(np.abs(vector).max()) if vector.size else 0.0
+    # A vector of zeros, or of numbers so small that their scale rounds to 0: with the scale 1 the division below gives
+    # zeros, and not NaN.
     scale = np.float32(largest / 127) or np.float32(1.0)
     packed = np.empty(4 + vector.size, np.uint8)
     packed[:4] = np.array([scale], "<f4").view(np.uint8)
@@ -90,12 +92,14 @@ def bounded(vector: Vector, encoding: str) -> Vector:
     The server sends its models through this: a model that has diverged must not keep it from answering.
     """
     most = {"float32": np.inf, "float16": 65504.0, "int8": float(np.finfo(np.float32).max)}[encoding]
+    # `max` of a vector with a NaN is NaN, and NaN <= most is false: such a vector goes through `clip`, too. NaN becomes
+    # 0, since int8 has none and `encode` refuses it for float16. float32 holds everything, also NaN and infinity.
     if encoding == "float32" or np.abs(vector).max(initial=0.0) <= most:
         return vector
     return np.clip(np.nan_to_num(vector, nan=0.0), -most, most).astype(np.float32)
 
 
-def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
+def decode(buffer: BytesLike, encoding: str, length: int) -> Vector:
     """The vector in a buffer (float32: a view of it); the same buffer gives the same bits on every machine."""
     if len(buffer) != size(encoding, length):
         raise VectorError(f"a vector has {len(buffer)} bytes; expected {size(encoding, length)} ({encoding})")
@@ -108,7 +112,7 @@ def decode(buffer: Buffer, encoding: str, length: int) -> Vector:
         return np.frombuffer(buffer, np.int8, offset=4).astype(np.float32) * np.float32(scale)
 
 
-def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:
+def split(body: BytesLike, names: Sequence[str], encoding: str, length: int) -> dict[str, Vector]:
     """The vectors of a body, which are in the order of `names`."""
     if (
         encoding == "float32" and len(names) == 1 and len(body) == 4 * length and _IS_LITTLE
@@ -123,11 +127,6 @@ def split(body: Buffer, names: Sequence[str], encoding: str, length: int) -> dic
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-def pairs(lines: str) -> list[tuple[str, str]]:
-    """The (name, value) pairs of header lines, each of which ends with CR LF."""
-    return [(name, value) for name, _, value in (line.partition(": ") for line in lines.split("\r\n")[:-1])]
-
-
 def number(headers: Headers, name: str, default: int | None = None) -> int:
     """The number in a header: at most 18 decimal digits."""
     text = headers.get(name)
@@ -138,9 +137,20 @@ def number(headers: Headers, name: str, default: int | None = None) -> int:
 def _number(text: str | None, name: str) -> int:
     if text is None:
         raise WireError(f"the header {name} is missing")
-    if not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
+    if not _is_number(text):
         raise WireError(f"the header {name} is not a number")
     return int(text)
+
+
+def query_number(text: str, name: str) -> int:
+    """The number in a parameter of a URL's query, in the same form as in a header."""
+    if not _is_number(text):
+        raise WireError(f"the query parameter {name} is not a number")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and len(text) <= _DIGITS
 
 
 def names(headers: Headers) -> tuple[str, ...]:
@@ -179,11 +189,6 @@ class JobHead(NamedTuple):
     vectors: tuple[str, ...]
     encoding: str
     staleness: int = 0
-
-    def lines(self) -> str:
-        """The header lines."""
-        own = job_lines(self.job, self.number, self.staleness)
-        return own + version_lines(self.version, self.first, self.vectors, self.encoding)
 
     @classmethod
     def parse(cls, headers: Headers) -> Self:

@@ -58,7 +58,11 @@ class App:
         self._auth = Auth(members, rate=server.rate, strikes=federation.strikes)
         self.counters = ServerCounters()
         self._open_status = server.status == "open"
+        # An upper bound: float32 is the longest encoding, and 64 is more than the scales of int8 can add for a tiny
+        # model. `Federation.check_head` compares the exact length later.
         largest = 4 * self.federation.length * max(1, len(self.federation.strategy.needs)) + 64
+        # Two bodies at least, so that one arrives while the journal writes the other. Small ones share _BODY_BYTES, at
+        # most 1024 of them: two batches of the group commit, one that is being written and one that collects.
         bytes_at_a_time = max(2 * largest, min(_BODY_BYTES, 1024 * largest))
         self._commits = GroupCommit(store, on_write=self._after_write, on_applied=self._after_records)
         self.clock = Uptime(asyncio.get_running_loop())
@@ -208,7 +212,7 @@ class App:
 
     async def _status(self, request: Request) -> Response:
         self._check_may_see(request)
-        text = to_json(metrics.status(self.store, self.counters, self._waiting.seconds(), full=True))
+        text = to_json(metrics.status(self.store, self.counters, self._waiting.seconds()))
         return Response(200, "application/json", [text.encode()])
 
     def _check_may_see(self, request: Request) -> None:
@@ -253,7 +257,7 @@ class App:
 
     async def _pull(self, request: Request) -> Response:
         member = self._authenticate(request)
-        wait = min(_LONGEST_WAIT, float(wire.number({"wait": request.option("wait") or "0"}, "wait")))
+        wait = min(_LONGEST_WAIT, float(wire.query_number(request.option("wait") or "0", "wait")))
         until = time.monotonic() + wait
         while True:
             if self.federation.ended or member.name not in self.federation.gathered:
@@ -365,14 +369,14 @@ class App:
         self._waiting.grant_places()
         if self.federation.version != self._seen_version:
             self._seen_version = self.federation.version
-            self._log_model_trouble(self._seen_version)
+            self._log_undone_and_diverged(self._seen_version)
             self.on_version(self._seen_version)
         if self.federation.ended and not self._has_ended:
             self._has_ended, version = True, self.federation.version
             why = self.federation.ended
             log.info("the federation has ended: %s", why, extra=fields(event="end", version=version, why=why))
 
-    def _log_model_trouble(self, version: int) -> None:
+    def _log_undone_and_diverged(self, version: int) -> None:
         """Logs every step that was undone, and the first version at which the model has diverged."""
         undone, diverged = self.federation.counts.undone, self.federation.diverged
         if undone != self._seen_undone:
@@ -409,10 +413,10 @@ class App:
                 self._reload_members()
                 await self._remove_revoked()
                 await self.leases.check()
-                self._waiting.look_after()
+                self._waiting.check()
                 if self._commits.full and _has_free_space(self.store.folder):
                     self._commits.full = False
-                    log.info("the disk has free space again", extra=fields(event="room"))
+                    log.info("the disk has free space again", extra=fields(event="disk-free"))
             except Exception:  # if this task ended, no lease would ever run out
                 log.exception("the check of members and leases failed; it is repeated in a second")
 
@@ -421,9 +425,9 @@ class App:
         self.members.refresh()
         before, self._members_problem = self._members_problem, self.members.problem
         if self._members_problem and self._members_problem != before:
-            log.error("%s; until then the server goes on with the members it knows", self._members_problem)
+            log.error("%s; the server keeps the members it has read before", self._members_problem)
         elif before and not self._members_problem:
-            log.info("members.json can be used again")
+            log.info("members.json can be read again")
 
     async def _remove_revoked(self) -> None:
         for name in [*self.federation.clients, *self.federation.gathered]:
@@ -461,7 +465,7 @@ def _log(request: Request, status: int) -> None:
 
 def _has_free_space(folder: Path) -> bool:
     """Whether the disk takes `_PROBE_BYTES` more, so that the server is ready again before a client tries an update."""
-    file = folder / ".room"
+    file = folder / ".free-space"
     try:
         # Not `write_whole`: nothing reads this file, so it need not be whole, and its syncs would block the event loop.
         file.write_bytes(bytes(_PROBE_BYTES))

@@ -25,7 +25,9 @@ class Auth:
         """`rate`: requests per second of one client; `strikes`: unusable updates in a row that suspend a client."""
         self._members, self._rate, self._strikes = members, rate, strikes
         self._gap = 1 / rate
-        self._ahead = max(_BURST, self._gap) + 1e-9  # at least one request, however small the rate is
+        # Seconds by which a client may be ahead of its rate: at least one request, however small the rate is. The 1e-9
+        # makes up for the rounding of sums of gaps; without it, the last request of a burst could be refused.
+        self._ahead = max(_BURST, self._gap) + 1e-9
         self._due: dict[str, float] = {}
         """For each client, when its last request would have been due had it sent all of them evenly, at its rate."""
         self._struck: dict[str, int] = {}
@@ -79,8 +81,8 @@ class Auth:
                 raise
             return self._members.authenticate(token)
 
-    def count_request(self, name: str) -> float:
-        """Counts one more request of a client, and refuses it if the client exceeds its rate; returns the time.
+    def count_request(self, name: str) -> None:
+        """Counts one more request of a client, and refuses it if the client exceeds its rate.
 
         A client may send `rate` requests per second, and up to two seconds' worth of them at once.
         """
@@ -92,7 +94,6 @@ class Auth:
             wait = max(0.01, round(due - now - self._ahead, 3))
             raise Refused(429, "too-fast", f"a client may send at most {self._rate:g} requests per second", wait)
         self._due[name] = due
-        return now
 
     def strike(self, name: str) -> bool:
         """Counts one more unusable update of a client; returns whether the client is to be suspended."""

@@ -26,7 +26,7 @@ than the network to fill it."""
 
 
 class Bodies:
-    """Reserves bytes for bodies, lets uploads wait for bytes in turn, and makes the buffers."""
+    """Reserves bytes for bodies, lets uploads wait for bytes, first come, first served, and makes the buffers."""
 
     def __init__(self, memory: int) -> None:
         """`memory` is the number of bytes that may be reserved at a time."""

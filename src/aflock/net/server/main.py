@@ -102,7 +102,7 @@ def _encryption(folder: Path, server: ServerParams, options: Options) -> Encrypt
 def _is_secure(host: str, options: Options) -> bool:
     """Whether the server uses TLS; refuses plain HTTP beyond this machine, and certificates without TLS."""
     if options.plain and not options.insecure and not is_loopback(host):
-        raise InputError(f"plain HTTP on {host} would show tokens to the network; use TLS, or --insecure")
+        raise InputError(f"plain HTTP on {host} would send tokens unencrypted; use TLS, or allow it with --insecure")
     plain = options.plain or options.insecure
     if plain and (options.certificate or options.key or options.client_ca):
         raise InputError("certificates are not used without TLS; leave out --http and --insecure, or the certificates")
@@ -143,20 +143,20 @@ async def _serve(
     from .http.server import Server
 
     params = settings.section("server")
-    service = App(store, members, settings)
+    app = App(store, members, settings)
     limits = ConnectionLimits(params.idle, params.connections)
-    server = Server(service, limits, service.clock, encryption.context if encryption else None)
-    evaluator = Evaluator(store, service)
-    service.on_version = evaluator.on_version
+    server = Server(app, limits, app.clock, encryption.context if encryption else None)
+    evaluator = Evaluator(store, app)
+    app.on_version = evaluator.on_version
 
     def stop() -> None:
-        service.stop()
+        app.stop()
         server.stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    tasks = [loop.create_task(service.check_every_second()), loop.create_task(_stop_on_failure(service, stop))]
+    tasks = [loop.create_task(app.check_every_second()), loop.create_task(_stop_on_failure(app, stop))]
     if encryption is not None:
         tasks.append(loop.create_task(encryption.renew()))
     try:
@@ -165,14 +165,14 @@ async def _serve(
         for task in tasks:
             task.cancel()
         await evaluator.close()
-        await service.close()
+        await app.close()
     log.info("stopped at version %d", store.federation.version)
-    return 1 if service.failed else 0
+    return 1 if app.failed else 0
 
 
-async def _stop_on_failure(service: App, stop: Callable[[], None]) -> None:
+async def _stop_on_failure(app: App, stop: Callable[[], None]) -> None:
     """Stops a server whose journal has failed: after a restart, it recovers from the disk."""
-    while service.failed is None:
+    while app.failed is None:
         await asyncio.sleep(0.2)
     stop()
 
@@ -194,7 +194,8 @@ def _greeting(store: DataFolder, url: str, folder: Path, certificates: tls.Certi
         return
     missing = federation.p.clients - len(federation.gathered)
     if not federation.begun and federation.p.clients > 1:
-        yield f"clients wait for their first job until {counted(missing, 'more client')} joined"
+        has = "has" if missing == 1 else "have"
+        yield f"the server gives the first jobs when {counted(missing, 'more client')} {has} joined"
     yield f"invite a client:  aflock invite {folder} alice"
     yield f"it then runs:     aflock join {url} --token-file alice.token --client-file my_client.py"
 

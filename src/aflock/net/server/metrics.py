@@ -63,13 +63,13 @@ class ServerCounters:
         return (updates - count) / (now - then) if now - then > 0.5 else 0.0
 
 
-def status(store: DataFolder, counters: ServerCounters, waits: Mapping[str, float], *, full: bool) -> dict[str, Any]:
+def status(store: DataFolder, counters: ServerCounters, waits: Mapping[str, float]) -> dict[str, Any]:
     """The federation in numbers, for /v1/status.
 
-    `waits`: for how many seconds each client that waits for a job has waited; `full`: with one entry per client.
+    `waits`: for how many seconds each client that waits for a job has waited.
     """
     federation, counts = store.federation, store.federation.counts
-    found: dict[str, Any] = {
+    return {
         "federation": federation.id,
         "state": federation.state,
         "ended": federation.ended,
@@ -86,7 +86,7 @@ def status(store: DataFolder, counters: ServerCounters, waits: Mapping[str, floa
         "diverged": federation.diverged,
         "refused": dict(counters.refused),
         "updates_per_s": round(counters.rate(counts.updates), 2),
-        "staleness_mean": round(counts.staleness_sum / counts.updates, 3) if counts.updates else 0.0,
+        "staleness_mean": round(counts.staleness_mean, 3),
         "staleness_max": counts.staleness_max,
         "pending": federation.strategy.pending,
         "open_jobs": _open_jobs(federation),
@@ -97,12 +97,10 @@ def status(store: DataFolder, counters: ServerCounters, waits: Mapping[str, floa
         "evaluation": dict(counters.evaluation),
         "memory": resident(),
         "waiting_for": max(0, federation.p.clients - len(federation.gathered)) if not federation.begun else 0,
-    }
-    if full:
-        found["clients"] = [
+        "clients": [
             _client(federation, client, counters, waits.get(client.name)) for client in federation.clients.values()
-        ]
-    return found
+        ],
+    }
 
 
 def _open_jobs(federation: Federation) -> int:
@@ -153,7 +151,7 @@ def text(store: DataFolder, counters: ServerCounters, waits: Mapping[str, float]
     add("undone_total", "counter", "Server steps undone: they left the model not finite.", [("", counts.undone)])
     add("diverged", "gauge", "1 while the model has diverged.", [("", federation.diverged)])
     add("open_jobs", "gauge", "Open jobs.", [("", _open_jobs(federation))])
-    add("clients", "gauge", "Members.", [("", len(federation.clients) + len(federation.gathered))])
+    add("clients", "gauge", "Clients that have joined.", [("", len(federation.clients) + len(federation.gathered))])
     add("clients_waiting", "gauge", "Clients that wait for a job.", [("", len(waits))])
     long = sum(seconds > LONG for seconds in waits.values())
     add("clients_waiting_long", "gauge", "Clients that have waited for over a minute.", [("", long)])

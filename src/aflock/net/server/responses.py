@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...types import Job
 from ..federation.federation import Federation, Given, UpdateAnswer
 from ..protocol import wire
-from ..protocol.wire import Buffer
+from ..protocol.wire import BytesLike
 from .bodies import Bodies
 from .http.response import Response
 from .leases import Leases
@@ -36,7 +36,7 @@ class Responses:
         lines, parts = self._job(name, given, have)
         return Response(200, _VECTORS, parts, lines)
 
-    def _job(self, name: str, given: Given, have: str | None) -> tuple[str, Sequence[Buffer]]:
+    def _job(self, name: str, given: Given, have: str | None) -> tuple[str, Sequence[BytesLike]]:
         id, job, number, staleness = given
         self._leases.begin(name, id)
         has_it = have is not None and have == str(job.version) and not job.first and not job.extras
@@ -47,7 +47,7 @@ class Responses:
         """The header lines that all jobs of a version have in common; `names` are the vectors in the body."""
         return wire.version_lines(job.version, job.first, names, self._encoding)
 
-    def _vectors(self, job: Job) -> tuple[str, Sequence[Buffer]]:
+    def _vectors(self, job: Job) -> tuple[str, Sequence[BytesLike]]:
         """The header lines and the encoded vectors of a job; those of the newest version are kept.
 
         Those of a first job are made anew each time: its header lines differ from those of other jobs of its version.

@@ -58,7 +58,7 @@ class ServerParams(Params):
 
 
 @dataclass(frozen=True)
-class EvaluationParams(Params):
+class ServerEvaluationParams(Params):
     """Evaluation of the model on the test set of [data]; needs a [model] with a name."""
 
     every: int | None = whole(None, "server steps between two evaluations; None: never")
@@ -68,7 +68,7 @@ class EvaluationParams(Params):
 
 
 @dataclass(frozen=True)
-class BudgetParams(Params):
+class FederationBudgetParams(Params):
     """A federation ends at the first of these limits; without a limit, never."""
 
     uploads: int | None = whole(None, "updates of clients")
@@ -103,8 +103,11 @@ SCHEMA = Schema(
     fixed={
         "federation": (FederationParams, "which clients take part, and what the server asks of them"),
         "server": (ServerParams, "how the server listens, and what it keeps"),
-        "evaluation": (EvaluationParams, "when the server evaluates the model, and which accuracy ends the federation"),
-        "budget": (BudgetParams, "the federation ends at the first of these limits; without a limit, never"),
+        "evaluation": (
+            ServerEvaluationParams,
+            "when the server evaluates the model, and which accuracy ends the federation",
+        ),
+        "budget": (FederationBudgetParams, "the federation ends at the first of these limits; without a limit, never"),
     },
 )
 

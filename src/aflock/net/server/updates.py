@@ -147,11 +147,6 @@ class Updates:
         """Whether the client has sent bytes of the job's update since the last call, or has to wait for memory."""
         return any(upload.job == job and upload.is_alive() for upload in self._uploads.get(name, ()))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no update is being written, and no client is being suspended for one."""
-        return not self._being_written and not self._tasks
-
     def is_being_written(self, name: str, job: int) -> bool:
         """Whether the group commit has the update for the job, and has not settled it."""
         return (name, job) in self._being_written

@@ -11,10 +11,10 @@ through here:
 Why reservations: between 1 and 3 the record waits for the disk, and for the federation the place is still free. Without
 a reservation the next pull would be offered the same place, and the client that has waited longest could lose it.
 
-A client waits from its first pull that was not answered with a job until it gets one; if it pulls within GRACE seconds
-after it reported, it waits from that report on. A pull that times out and is sent again keeps its position in the
-order. Clients that pull again and again without waiting (`wait=0`) take part, too: a place that is reserved for one of
-them stays reserved until GRACE seconds after its last pull.
+A client waits from its first pull that was not answered with a job until it gets one; if it pulls within PULL_GRACE
+seconds after it reported, it waits from that report on. A pull that times out and is sent again keeps its position in
+the order. Clients that pull again and again without waiting (`wait=0`) take part, too: a place that is reserved for one
+of them stays reserved until PULL_GRACE seconds after its last pull.
 
 The journal says which client got which job, so nothing of this is saved.
 """
@@ -32,7 +32,7 @@ from .http.request import Disconnected
 from .logs import fields, log
 from .next_client import NextClient
 
-GRACE = 1.0
+PULL_GRACE = 1.0
 """Seconds within which a client that has reported, or whose pull has ended without a job, is expected to pull again."""
 FORGOTTEN = 60.0
 """Seconds after which a client that does not pull again loses its position in the order."""
@@ -73,7 +73,7 @@ class WaitingPulls:
     """The clients that wait for a job, and the places reserved for them.
 
     `App` asks it about pulls, `Updates` about updates that ask for the next job. `App` calls `grant_places` after every
-    batch of applied records, and `look_after` once a second.
+    batch of applied records, and `check` once a second.
     """
 
     def __init__(
@@ -220,11 +220,11 @@ class WaitingPulls:
 
     def _is_expected(self, wait: _Wait, now: float) -> bool:
         """Whether a pull of the client waits now, or is expected soon."""
-        return wait.woken is not None or (not wait.disconnected and now < wait.last_seen + GRACE)
+        return wait.woken is not None or (not wait.disconnected and now < wait.last_seen + PULL_GRACE)
 
     def _is_over(self, wait: _Wait, now: float) -> bool:
         """Whether the client has not pulled for so long that its wait has ended."""
-        return wait.woken is None and now >= wait.last_seen + (FORGOTTEN if wait.has_pulled else GRACE)
+        return wait.woken is None and now >= wait.last_seen + (FORGOTTEN if wait.has_pulled else PULL_GRACE)
 
     # -- the end of a wait ------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class WaitingPulls:
         if wait.woken is not None:
             if not wait.woken.done():
                 wait.woken.set_result(again)
-            # From here on the pull counts as ended: it is woken once, and has GRACE seconds to submit its record.
+            # From here on the pull counts as ended: it is woken once, and has PULL_GRACE seconds to submit its record.
             wait.woken, wait.last_seen = None, self._clock()
 
     # -- status and log ---------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class WaitingPulls:
             name: now - wait.since for name, wait in self._waits.items() if wait.has_pulled and not wait.disconnected
         }
 
-    def look_after(self) -> None:
+    def check(self) -> None:
         """Once a second: ends the waits of clients that do not pull any more, and logs long waits."""
         now, clients = self._clock(), self._federation.clients
         for name, wait in list(self._waits.items()):
@@ -283,5 +283,5 @@ class WaitingPulls:
         for name in new:
             self._waits[name].warned = True
         shown = ", ".join(new[:_MAX_NAMES]) + (f" and {len(new) - _MAX_NAMES} more" if len(new) > _MAX_NAMES else "")
-        text = "%s: no job for over a minute (%d clients wait so long); see [federation] concurrency and selection"
+        text = "%s: waiting for a job for over a minute (%d clients in all); [federation] concurrency may be too small"
         log.warning(text, shown, len(long), extra=fields(event="waiting", clients=new, count=len(long)))

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from ..federation.federation import Federation, Head
+from ..federation.federation import Federation, RecordHead
 from ..federation.rule_failed import RuleFailed
 from ..protocol.refusals import Refused
-from ..protocol.wire import Buffer
+from ..protocol.wire import BytesLike
 from .segment import Record
 
 log = logging.getLogger("aflock.server")
@@ -46,7 +46,7 @@ class Applying:
         self.failed = False
         """Whether the rule has failed since the caller last set this to false."""
 
-    def apply(self, seq: int, head: Head, body: Buffer) -> Any:
+    def apply(self, seq: int, head: RecordHead, body: BytesLike) -> Any:
         """Applies a record and returns what the federation returns; raises `Refused` if the federation refuses it."""
         before = len(self._events)
         try:
@@ -56,7 +56,7 @@ class Applying:
             log.error("record %d (%s): %s; the record is rejected", seq, head["k"], failure, exc_info=failure.__cause__)
             return self._reject(seq, head, failure.reason, before)
 
-    def _reject(self, seq: int, head: Head, why: str, before: int) -> Any:
+    def _reject(self, seq: int, head: RecordHead, why: str, before: int) -> Any:
         """Rebuilds the state before the record and applies the record as a rejection.
 
         A rejected update can spend the budget; the rule then makes its last step, and may fail in that, too. In that

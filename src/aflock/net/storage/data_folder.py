@@ -38,10 +38,11 @@ from ...config import ConfigError
 from ...errors import StateError
 from ...events import Event, moment
 from ...system.files import PRIVATE, remove_leftovers, write_whole
+from ...system.words import counted
 from ...types import State, Vector
-from ..federation.federation import Head
+from ..federation.federation import RecordHead
 from ..protocol.refusals import Refused
-from ..protocol.wire import Buffer, UpdateHead
+from ..protocol.wire import BytesLike, UpdateHead
 from . import model_file
 from .applying import Applying
 from .configuration import Configuration
@@ -70,8 +71,9 @@ class LostUpdates(StateError):
 
     def __init__(self, folder: Path, lost: list[tuple[str, int]]) -> None:
         super().__init__(
-            f"acknowledged updates are lost: {folder / 'trace.jsonl'} tells of {len(lost)} that are not in the journal "
-            f"({_listed(lost)}); restore {folder / 'journal'} from a backup, or go on without them with "
+            f"{counted(len(lost), 'acknowledged update')} {'is' if len(lost) == 1 else 'are'} in "
+            f"{folder / 'trace.jsonl'} and not in the journal ({_listed(lost)}); restore "
+            f"{folder / 'journal'} from a backup, or go on without them with "
             "`aflock serve --accept-loss`; nothing was changed"
         )
         self.lost = lost
@@ -185,7 +187,7 @@ class DataFolder:
         """Writes to the journal that the operator accepts the loss; the numbers of lost jobs are not used again."""
         log.error("going on without %d acknowledged updates that are lost: %s", len(lost), _listed(lost))
         jobs, clients = _ranges(job for _, job in lost), Counter(client for client, _ in lost)
-        head: Head = {"k": "loss", "t": self.now(), "count": len(lost), "jobs": jobs, "clients": dict(clients)}
+        head: RecordHead = {"k": "loss", "t": self.now(), "count": len(lost), "jobs": jobs, "clients": dict(clients)}
         self._record({**head, "next": next_job + _JOBS_WITHOUT_LINE, "date": time.time()})
 
     def _load_newest(self, w0: Vector, damaged: list[Path]) -> tuple[int, int]:
@@ -219,7 +221,7 @@ class DataFolder:
     def _open_federation(self) -> None:
         """Writes the first record: the federation's id, when it began, its terms and the checksum of w^0."""
         model = sha256(self.federation.model.data).hexdigest()
-        head: Head = {"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time(), "model": model}
+        head: RecordHead = {"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time(), "model": model}
         self._record({**head, "terms": self.settings.terms().record()})
 
     def _change_terms(self) -> None:
@@ -229,7 +231,7 @@ class DataFolder:
         if was and not self.federation.ended:
             log.info("the federation, which had ended (%s), goes on", was)
 
-    def _record(self, head: Head) -> None:
+    def _record(self, head: RecordHead) -> None:
         """Writes and applies a record that the start itself makes."""
         self.journal.write([entry(encoded(head))])
         self._apply(head, b"")
@@ -246,11 +248,11 @@ class DataFolder:
         self.journal.write(entries)
         self._since += self.journal.written - before
 
-    def _apply(self, head: Head, body: Buffer) -> None:
+    def _apply(self, head: RecordHead, body: BytesLike) -> None:
         with suppress(Refused):  # a refused record is in the journal, too: it changes nothing
             self.apply(head, body)
 
-    def apply(self, head: Head, body: Buffer) -> Any:
+    def apply(self, head: RecordHead, body: BytesLike) -> Any:
         """Applies the next record of the journal to the federation; if the rule fails at it, as a rejection."""
         self._seq += 1
         return self._applying.apply(self._seq, head, body)
@@ -313,7 +315,7 @@ class DataFolder:
 
 def kept_settings(file: Path) -> dict[str, Any]:
     """The federation file that a federation was begun with; raises `StateError` if it is empty or cannot be read."""
-    way_out = "put back a copy of it, or copy the file the federation was begun with to this place"
+    way_out = "restore it from a backup, or copy the federation file that the federation was begun with to this path"
     if file.is_file() and not file.read_bytes().strip(b"\0 \t\r\n"):
         raise StateError(f"{file} is empty, so it does not say what this federation was begun with; {way_out}")
     try:
@@ -352,14 +354,14 @@ def _seq(snapshot: Path) -> int:
     return int(snapshot.stem.removeprefix("snapshot-"))
 
 
-def encoded(head: Head) -> bytes:
+def encoded(head: RecordHead) -> bytes:
     """A record's head as the journal holds it: JSON."""
     return _encode(head).encode()
 
 
 def update_record(
     now: float, name: str, job: int, head: UpdateHead, more: bool, norms: Sequence[float]
-) -> tuple[Head, bytes]:
+) -> tuple[RecordHead, bytes]:
     """The head of an update's record, as a mapping and encoded.
 
     It is written by hand because every update needs one, and this is several times as fast as `encoded`; both must give

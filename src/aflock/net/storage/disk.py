@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-Buffer = bytes | bytearray | memoryview
+from ..protocol.wire import BytesLike
 
 
 class Disk:
@@ -32,13 +32,13 @@ class Disk:
         """Deletes a file; it is no error if it does not exist."""
         path.unlink(missing_ok=True)
 
-    def read(self, descriptor: int, buffer: memoryview, place: int) -> int:
-        """Reads from the offset `place` into the buffer; returns how many bytes, at least one unless the file ends."""
-        return os.preadv(descriptor, [buffer], place)
+    def read(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """Reads from `offset` into the buffer; returns how many bytes, at least one unless the file ends."""
+        return os.preadv(descriptor, [buffer], offset)
 
-    def write(self, descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
-        """Writes the buffers one after the other from the offset `place` on; returns how many bytes, maybe not all."""
-        return os.pwritev(descriptor, buffers, place)
+    def write(self, descriptor: int, buffers: Sequence[BytesLike], offset: int) -> int:
+        """Writes the buffers one after the other from `offset` on; returns how many bytes, maybe not all."""
+        return os.pwritev(descriptor, buffers, offset)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cuts a file off at `size` bytes."""
@@ -52,10 +52,10 @@ class Disk:
         """Makes the content of a file durable, not its times, which is cheaper; not every system has such a call."""
         getattr(os, "fdatasync", os.fsync)(descriptor)
 
-    def drop_cache(self, descriptor: int, place: int, count: int) -> None:
+    def drop_cache(self, descriptor: int, offset: int, count: int) -> None:
         """Tells the system, where that is possible, that it need not keep these bytes in its page cache."""
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, place, count, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_DONTNEED)
 
 
 DISK = Disk()

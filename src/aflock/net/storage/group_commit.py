@@ -19,19 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...errors import AflockError
-from ..federation.federation import Head
-from ..protocol.refusals import Refused, busy
-from ..protocol.wire import Buffer
+from ..federation.federation import RecordHead
+from ..protocol.refusals import Refused, busy, stopping
+from ..protocol.wire import BytesLike
 from .data_folder import DataFolder, encoded
 from .journal import JournalFull
 from .segment import JournalEntry, JournalError, entry
 
 log = logging.getLogger("aflock.server")
 
-Done = Callable[[Any, Refused | None], None]
+OnResult = Callable[[Any, Refused | None], None]
 """Called with what `Federation.apply` returned for a record, or with the refusal."""
 
-Submitted = tuple[JournalEntry, Head, Done]
+Submitted = tuple[JournalEntry, RecordHead, OnResult]
 
 BATCH, BATCH_BYTES = 512, 4 << 20
 """Most records of one write, and the bytes of bodies after which a write takes no more.
@@ -71,7 +71,7 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         self._writer, self._applier = loop.create_task(self._write_all()), loop.create_task(self._apply_all())
 
-    async def submit(self, kind: str, body: Buffer = b"", **head: Any) -> Any:
+    async def submit(self, kind: str, body: BytesLike = b"", **head: Any) -> Any:
         """Returns what applying the record returned, once it is durable and applied.
 
         Raises `Refused` if the record was not written, or if the federation refused it.
@@ -86,10 +86,10 @@ class GroupCommit:
         self.put(record, encoded(record), body, done)
         return await future
 
-    def put(self, head: Head, text: bytes, body: Buffer, done: Done) -> None:
+    def put(self, head: RecordHead, text: bytes, body: BytesLike, done: OnResult) -> None:
         """Queues a record whose head is already encoded as `text`; `done` is called with the result."""
         if self._closing or self.failed is not None:
-            raise busy("stopping", "the server is stopping; try again")
+            raise stopping()
         self._queue.append((entry(text, body), head, done))
         self._bytes += len(body)
         self._has_queued.set()
@@ -173,7 +173,7 @@ class GroupCommit:
         """Applies records, then writes the trace, then calls back: one kind of work at a time, and the trace first."""
         if self.failed is not None:
             raise self.failed
-        results: list[tuple[Done, Any, Refused | None]] = []
+        results: list[tuple[OnResult, Any, Refused | None]] = []
         apply = self._store.apply
         try:
             for _ in range(count):

@@ -19,7 +19,8 @@ from typing import Self
 
 from ...errors import OrderError
 from ...system.files import locked, sync_folder
-from .disk import DISK, Buffer, Disk
+from ..protocol.wire import BytesLike
+from .disk import DISK, Disk
 from .segment import (
     CorruptJournal,
     JournalEntry,
@@ -43,7 +44,7 @@ class JournalInUse(JournalError):
 
 
 class JournalNotOpen(JournalError, OrderError):
-    """The journal has not been recovered to its end yet, or is closed."""
+    """The journal has not been read to its end and made writable yet, or is closed."""
 
 
 class JournalFull(JournalError):
@@ -231,11 +232,6 @@ class Journal(JournalReader):
         """The bytes of all segments on disk."""
         return self._recovered().end + sum(tuple(self._older.values()))  # a copy: the journal's thread may change it
 
-    def recover(self, after: int = 0) -> Iterator[Record]:
-        """Yields every record after the seq `after`, in order; after the last one, the journal is writable."""
-        yield from self.read(after)
-        self.make_writable()
-
     def read(self, after: int = 0) -> Iterator[Record]:
         """As in `JournalReader`; nothing can be written until the last record was read and `make_writable` called."""
         if self._failure or self._closed:
@@ -263,7 +259,7 @@ class Journal(JournalReader):
         self._tail = self._new_segment(self._headless or self._after + 1)
         return self._tail
 
-    def write(self, entries: Sequence[JournalEntry | tuple[bytes, Buffer]]) -> int:
+    def write(self, entries: Sequence[JournalEntry | tuple[bytes, BytesLike]]) -> int:
         """Appends a batch of heads and bodies and returns the seq of its first record.
 
         When it returns, the batch is durable. When it raises `JournalFull`, the journal is as it was before.
@@ -290,8 +286,8 @@ class Journal(JournalReader):
         if not segment.is_empty:
             self._segment = self._tail = self._follow(segment, segment.next)
 
-    def delete_upto(self, upto: int) -> int:
-        """Deletes the segments that hold no record after the seq `upto`, but never the last; returns how many."""
+    def delete_upto(self, upto: int) -> None:
+        """Deletes the segments that hold no record after the seq `upto`, but never the last."""
         firsts = [*self._older, self._usable().first]
         gone = [first for first, following in pairwise(firsts) if following <= upto + 1]
         try:
@@ -302,7 +298,6 @@ class Journal(JournalReader):
                 self._disk.sync(self._folder)
         except OSError as error:
             raise _unusable(self.folder, error) from error
-        return len(gone)
 
     def close(self) -> None:
         """Closes all files and unlocks the folder; all batches are durable already."""
@@ -312,7 +307,7 @@ class Journal(JournalReader):
         super().close()
 
     def _lock_folder(self) -> int:
-        _make_folder(self.folder)
+        _make_durable_folder(self.folder)
         return self._locked(os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
 
     def _segment_for(self, needed: int) -> Segment:
@@ -373,8 +368,8 @@ class Journal(JournalReader):
     def _full(self, error: OSError) -> JournalFull:
         cause = "the disk is full" if error.errno in _DISK_FULL else "the system is short of open files or memory"
         return JournalFull(
-            f"{cause} and the journal in {self.folder} cannot grow ({error.strerror}); "
-            "make room or raise the limit, and write again: nothing of this batch was kept"
+            f"{cause}, so the journal in {self.folder} cannot grow ({error.strerror}); "
+            "free disk space or raise the limit; clients send the updates again"
         )
 
     def _failed(self, error: OSError) -> JournalFailed:
@@ -400,14 +395,16 @@ class Journal(JournalReader):
             return JournalFailed(self._failure)
         if self._closed:
             return JournalNotOpen(f"the journal in {self.folder} is closed; open it again")
-        return JournalNotOpen(f"the journal in {self.folder} is not recovered yet; read all of `recover` first")
+        return JournalNotOpen(
+            f"the journal in {self.folder} is not writable yet; read all of it, then call `make_writable`"
+        )
 
 
-def _make_folder(folder: Path) -> None:
+def _make_durable_folder(folder: Path) -> None:
     """Makes a folder and its parents, and syncs each name."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    _make_durable_folder(folder.parent)
     folder.mkdir(0o700, exist_ok=True)
     sync_folder(folder.parent)
 

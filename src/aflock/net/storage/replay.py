@@ -42,6 +42,8 @@ def replay(trace: Path, settings: Configuration) -> dict[str, Any]:
         restore = partial(_restore, federation, checkpoint, kept[-1] if seq else None, w0)
         applying = Applying(federation, lines, restore, journal.read_again)
         newest, model = _newest(settings, kept, w0)
+        # Nothing to compare if there is no snapshot, or if the newest one is the one that the replay begins with: no
+        # record is left to lead to it. Otherwise the loop below compares when it has applied the snapshot's record.
         agrees = newest in (0, seq)
         for record in journal.read(after=seq):
             records += 1

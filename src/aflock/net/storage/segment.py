@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 from ...errors import AflockError
 from ...system.checksum import crc32
-from .disk import DISK, Buffer, Disk
+from ..protocol.wire import BytesLike
+from .disk import DISK, Disk
 
 _MAGIC = b"aflock\0j"
 _FORMAT = 2
@@ -57,8 +58,8 @@ class CorruptJournal(JournalError):
 
     def __init__(self, path: Path, offset: int, what: str) -> None:
         super().__init__(
-            f"the journal is damaged at byte {offset} of {path} ({what}); restore its files from a backup, "
-            "or move this one away and start from a snapshot newer than it"
+            f"the journal is damaged at byte {offset} of {path} ({what}); restore the folder from a backup, "
+            "or move this file away if a snapshot holds all of its records"
         )
         self.path, self.offset = path, offset
 
@@ -67,12 +68,12 @@ class JournalEntry(NamedTuple):
     """One record to write; the journal does not look into head and body."""
 
     head: bytes
-    body: Buffer
+    body: BytesLike
     checksum: int
     """Of head and body together."""
 
 
-def entry(head: bytes, body: Buffer = b"") -> JournalEntry:
+def entry(head: bytes, body: BytesLike = b"") -> JournalEntry:
     """Makes an entry, with its checksum.
 
     The caller's thread computes the checksum. The journal's thread would release the interpreter for each checksum and
@@ -109,8 +110,8 @@ class Segment:
         self.path, self.first, self.mark = path, first, mark
         self.next, self.end = first, _HEADER_BYTES
         self._disk, self._descriptor = disk, descriptor
-        self._batch, self._batch_begin = first, _HEADER_BYTES  # first seq and place of the last batch that was read
-        self._dropped = 0  # the page cache need not hold the bytes before this place
+        self._batch, self._batch_begin = first, _HEADER_BYTES  # first seq and offset of the last batch that was read
+        self._dropped = 0  # the page cache need not hold the bytes before this offset
         self._size = disk.size(descriptor)
 
     @classmethod
@@ -229,15 +230,15 @@ class Segment:
     def _read(self, start: int, count: int, gap: int = 0) -> bytearray:
         """Reads `count` bytes from `start` into a buffer, behind `gap` bytes that align what follows."""
         data = bytearray(gap + count)
-        rest, place = memoryview(data)[gap:], start
+        rest, offset = memoryview(data)[gap:], start
         while rest:
             try:
-                read = self._disk.read(self._descriptor, rest, place)
+                read = self._disk.read(self._descriptor, rest, offset)
             except OSError as error:  # a bad sector; a mapped file would kill the process here
-                raise CorruptJournal(self.path, place, str(error.strerror)) from error
+                raise CorruptJournal(self.path, offset, str(error.strerror)) from error
             if not read:
-                raise CorruptJournal(self.path, place, "another process cut the file off while it was read")
-            rest, place = rest[read:], place + read
+                raise CorruptJournal(self.path, offset, "another process cut the file off while it was read")
+            rest, offset = rest[read:], offset + read
         return data
 
 
@@ -246,8 +247,8 @@ def size(batch: Sequence[JournalEntry]) -> int:
     return sum([_FRAME_BYTES + len(head) + len(body) for head, body, _ in batch])
 
 
-def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[Buffer]:
-    parts: list[Buffer] = []
+def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[BytesLike]:
+    parts: list[BytesLike] = []
     for seq, (head, body, checksum) in enumerate(batch, first):
         parts.append(_sealed(_FRAME.pack(mark, seq, first, len(head), len(body), checksum)) + head)
         if len(body):
@@ -255,24 +256,24 @@ def _frames(batch: Sequence[JournalEntry], first: int, mark: bytes) -> list[Buff
     return parts
 
 
-def _write_all(disk: Disk, descriptor: int, buffers: Sequence[Buffer], place: int) -> int:
+def _write_all(disk: Disk, descriptor: int, buffers: Sequence[BytesLike], offset: int) -> int:
     """Writes the buffers one after the other without joining them; returns where they end."""
     if len(buffers) <= IOV_MAX:
-        written = disk.write(descriptor, buffers, place)
+        written = disk.write(descriptor, buffers, offset)
         if written == sum(map(len, buffers)):  # the usual case: one call of the system
-            return place + written
-    rest, done = [memoryview(buffer) for buffer in buffers], 0  # starts over: the same bytes go to the same place
+            return offset + written
+    rest, done = [memoryview(buffer) for buffer in buffers], 0  # starts over: the same bytes go to the same offset
     while done < len(rest):
-        written = disk.write(descriptor, rest[done : done + IOV_MAX], place)
+        written = disk.write(descriptor, rest[done : done + IOV_MAX], offset)
         if not written:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        place += written
+        offset += written
         while done < len(rest) and written >= len(rest[done]):
             written -= len(rest[done])
             done += 1
         if written:
             rest[done] = rest[done][written:]
-    return place
+    return offset
 
 
 def _sealed(fields: bytes) -> bytes:
@@ -295,7 +296,8 @@ def _mark(path: Path, first: int, header: bytes) -> bytes:
     _, version, written, mark = _HEADER.unpack_from(header)
     if version != _FORMAT:
         raise JournalError(
-            f"{path} has journal format {version}; use the aflock that wrote it, this one reads {_FORMAT}"
+            f"{path} has journal format {version}, but this version of aflock reads format {_FORMAT}; "
+            "use the version that wrote it"
         )
     if written != first:
         raise CorruptJournal(path, 0, f"its header says that it begins with record {written}")
@@ -322,7 +324,7 @@ def _first_bytes(disk: Disk, descriptor: int, most: int) -> bytes:
 
 
 def missing(expected: int, found: int) -> str:
-    """Says that the record `found` stands where `expected` should be."""
+    """Says that the record `found` follows where the record `expected` must follow."""
     if found > expected:
         return f"records {expected} to {found - 1} are missing before it"
-    return f"record {found} is here where {expected} should be"
+    return f"found record {found}, expected record {expected}"

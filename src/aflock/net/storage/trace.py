@@ -29,7 +29,9 @@ class TraceComparison:
         self._file = open(file, "rb") if file.is_file() else None  # noqa: SIM115  # closed by `close`
         size = os.fstat(self._file.fileno()).st_size if self._file else 0
         if size < begin:
-            log.warning("trace.jsonl has lost lines that were in it at the last snapshot; new lines follow the gap")
+            log.warning(
+                "trace.jsonl is shorter than at the last snapshot: lines are lost; new ones follow the last line"
+            )
         self.equal_bytes = min(begin, size)
         """The beginning of the file, in bytes, that agrees with the journal; everything behind it is written anew."""
         if self._file:
@@ -110,11 +112,6 @@ class TraceFile:
         """Lines that are not in the file yet."""
         self._full = False
         """Whether the last write failed."""
-
-    @property
-    def waiting(self) -> int:
-        """Bytes of lines that are not in the file yet, because the disk is full."""
-        return len(self._waiting)
 
     def flush(self) -> None:
         """Writes the lines, without a sync; if that fails, they wait for the next call: the journal has them, too."""

@@ -161,8 +161,8 @@ def test_limits(within: bytes, beyond: bytes) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, len(HEAD)), st.integers(1, 400))
-def test_what_is_understood_is_what_was_sent(noise: bytes, place: int, cut: int) -> None:
-    data = HEAD[:place] + noise + HEAD[place:]
+def test_what_is_understood_is_what_was_sent(noise: bytes, offset: int, cut: int) -> None:
+    data = HEAD[:offset] + noise + HEAD[offset:]
     try:
         request, rest = read(data)
     except Refused:

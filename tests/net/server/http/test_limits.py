@@ -223,7 +223,7 @@ def test_drop_by_drop_is_too_slow(strict: Server) -> None:
 
 
 def test_a_body_that_does_not_come_blocks_nobody(strict: Server) -> None:
-    """Each of them has a place for its 32 MB, and there are three; the fourth waits its turn."""
+    """There is memory for three bodies of 32 MB; the fourth waits."""
     peers = [working(strict, f"slow{k}") for k in range(4)]
     with contextlib.ExitStack() as stack:
         for peer in peers[:3]:

@@ -80,7 +80,7 @@ def test_a_waiting_body_that_is_followed_by_other_requests(either: Inside) -> No
     with contextlib.ExitStack() as stack:
         peers = [working(either, f"followed-{k}") for k in range(3)]
         holding = [begun(either, peer, 10, stack) for peer in peers[:2]]
-        until(lambda: either.places[1] == 2)
+        until(lambda: either.body_memory[1] == 2)
         wire_ = begun(either, peers[2], 30_000, stack)
         until(lambda: either.waiting == 1)
         sender = threading.Thread(target=wire_.send, args=(bytes(SIZE - 30_000) + HEALTH * 2,))
@@ -105,7 +105,7 @@ def test_updates_one_behind_the_other_count_once(small: Inside) -> None:
         assert small.status()["updates"] == before + 1
 
 
-def test_nonsense_behind_an_update_ends_the_connection_after_the_answer(small: Inside) -> None:
+def test_bad_http_behind_an_update_ends_the_connection_after_the_answer(small: Inside) -> None:
     with working(small, "nonsense") as peer, Wire(small) as wire_:
         wire_.send(update_head(peer, 32) + ONES.tobytes() + b"nonsense\r\n\r\n")
         answered = wire_.answer()
@@ -149,16 +149,16 @@ def _any(peer: Peer, chance: random.Random) -> tuple[bytes, int]:
 def _in_pieces(wire_: Wire, requests: list[bytes], chance: random.Random) -> list[int]:
     """Sends them with few of them unanswered at a time; the statuses of the answers."""
     ends, statuses = np.cumsum([len(request) for request in requests]), list[int]()
-    stream, place = b"".join(requests), 0
-    while place < len(stream):
+    stream, offset = b"".join(requests), 0
+    while offset < len(stream):
         piece = chance.choice((1, 7, 32, 200, 400, 1000, 3000))
-        while np.searchsorted(ends, place + piece) - len(statuses) > 12:
-            if np.searchsorted(ends, place, "right") > len(statuses):
+        while np.searchsorted(ends, offset + piece) - len(statuses) > 12:
+            if np.searchsorted(ends, offset, "right") > len(statuses):
                 statuses.append(wire_.answer()[0])
             else:
                 piece //= 2
-        wire_.send(stream[place : place + piece])
-        place += piece
+        wire_.send(stream[offset : offset + piece])
+        offset += piece
     return statuses + [wire_.answer()[0] for _ in requests[len(statuses) :]]
 
 

@@ -36,7 +36,7 @@ def test_time_in_which_the_loop_was_blocked_does_not_count() -> None:
     assert asyncio.run(main()) < 1.5
 
 
-def test_a_gap_counts_as_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_counts_as_one_check_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> list[float]:
         now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: now)
@@ -48,8 +48,8 @@ def test_a_gap_counts_as_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
         clock.stop()
         return seen
 
-    look = uptime.CHECK_INTERVAL
-    assert asyncio.run(main()) == [0.5, 1.4, 1.4 + look, 1.9 + look, 1.9 + 2 * look]
+    interval = uptime.CHECK_INTERVAL
+    assert asyncio.run(main()) == [0.5, 1.4, 1.4 + interval, 1.9 + interval, 1.9 + 2 * interval]
 
 
 # --- deadlines -------------------------------------------------------------------------------------------------------

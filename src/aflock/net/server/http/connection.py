@@ -24,11 +24,11 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from ...protocol.refusals import Refused, busy
-from ...protocol.wire import Buffer
+from ...protocol.wire import BytesLike
 from ..logs import fields, log
 from .deadline import Deadline
 from .head import Head, malformed
-from .limits import CLOSE_TIMEOUT, GRACE, LINGER, MIN_RATE, PIPELINED, UNREAD_BYTES, ConnectionLimits
+from .limits import BODY_GRACE, CLOSE_TIMEOUT, LINGER, MIN_RATE, PIPELINED, UNREAD_BYTES, ConnectionLimits
 from .outgoing import Outgoing
 from .request import Request
 from .response import Response, refusal
@@ -75,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         """Pipelined requests behind the current one, each with its body if that has arrived whole."""
         self._blocked = False
         """Whether the body of the last request in the queue has not arrived whole: then nothing behind it is parsed."""
-        self._pending: Buffer = b""
+        self._pending: BytesLike = b""
         """Bytes that have arrived and were neither parsed nor given to the application yet."""
         self._missing = 0
         """Bytes of a body that have not arrived yet: of the current request, or of one that is answered already."""
@@ -183,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
         # The client's time for a body begins when what had arrived of it is used up, not while the server was busy.
         if not self._body_since and (self._sink is not None or self._discarding):
             self._body_since = self._clock.now()
-            self._deadline.set(GRACE)
+            self._deadline.set(BODY_GRACE)
 
     def _process_step(self) -> bool:
         """Begins a queued request, or consumes some bytes of a body or a head; false if neither is possible now."""
@@ -371,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
             # The deadline of a body moves with its progress, but only here: so the bytes of a body that arrives in time
             # move no deadline.
             arrived = request.length - self._missing
-            left = self._body_since + GRACE + arrived / MIN_RATE - self._clock.now()
+            left = self._body_since + BODY_GRACE + arrived / MIN_RATE - self._clock.now()
             if left > 0:
                 self._deadline.set(left)
                 return
@@ -381,6 +381,8 @@ class Connection(asyncio.BufferedProtocol):
             )
             request.body_lost()
             self._refuse_and_close(request, Refused(408, "slow", text))
+        # Not while `_missing`: what is late is the rest of a body whose request is answered. Not while
+        # `_ignores_input`: the connection is ending, and has sent its last response.
         elif not self._ignores_input and self._head.size and not self._missing:
             self._refuse_input(Refused(408, "slow", "the request's headers did not arrive in time"))
         else:  # an idle connection, or one whose client has not sent or closed in time what was to be discarded
@@ -427,6 +429,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_reading(True)
         if self._transport.can_write_eof():  # TLS cannot close one direction
             self._transport.write_eof()
+        # When the server stops, it closes at once: it waits for its connections, and LINGER would delay every stop.
         self._deadline.set(0.0 if self._stopping else LINGER)
 
     def _close(self) -> None:

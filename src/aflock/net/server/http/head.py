@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import httptools
 
 from ...protocol.refusals import Refused
-from ...protocol.wire import Buffer
+from ...protocol.wire import BytesLike
 from .limits import HEADER_BYTES, HEADERS, URL_BYTES
 from .request import Request
 
@@ -44,7 +44,7 @@ class Head:
         self._tail = b""
         """The last three bytes that were fed before: the empty line may arrive in two pieces."""
 
-    def feed(self, data: Buffer) -> tuple[int, Request | None]:
+    def feed(self, data: BytesLike) -> tuple[int, Request | None]:
         """Returns how many of the bytes belong to the head, and the request if the head ends with them.
 
         It raises `Refused` if the head is not valid HTTP, or exceeds a limit.

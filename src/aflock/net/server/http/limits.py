@@ -1,4 +1,7 @@
-"""The limits of the HTTP server; docs/protocol.md has the same numbers."""
+"""The limits of the HTTP server.
+
+docs/protocol.md has the same numbers, but for those that no client need know: PIECE, LINGER and CLOSE_TIMEOUT.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ UNREAD_BYTES = 64 * 1024
 missing: the server reads and discards them. It closes the connection if more are."""
 MIN_RATE = 64 * 1024
 """Least bytes per second at which a client must send a body and read a response, after a time of grace."""
-GRACE = 10.0
+BODY_GRACE = 10.0
 """Seconds at the beginning of a body in which it may arrive at any rate."""
 PIECE = 128 * 1024
 """Most bytes of a response that the transport is given at a time: TLS keeps an encrypted copy of what it is given."""

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from ...protocol.wire import Buffer
+from ...protocol.wire import BytesLike
 from ..logs import log
 from .deadline import Deadline
 from .limits import MIN_RATE, PIECE
@@ -34,7 +34,7 @@ class Outgoing:
         self._seconds_left = idle
         """Seconds for which the client may still be too slow."""
         self._paused_since = 0.0
-        self._unwritten: deque[Buffer] = deque()
+        self._unwritten: deque[BytesLike] = deque()
         """The pieces of the current response that the transport has not got yet."""
         self._on_written: Callable[[], None] = lambda: None
         self._stream: asyncio.Task[None] | None = None
@@ -54,7 +54,7 @@ class Outgoing:
             parts = ()
         if response.stream is not None and not head_only:
             self._stream = self._clock.loop.create_task(self._send_stream(head, response.stream, not last, on_written))
-        elif self.paused or size > PIECE:
+        elif self.paused or size > PIECE:  # paused: the client has not read enough of the responses before this one
             self._unwritten, self._on_written = deque([head, *_pieces(parts)]), on_written
             self._write_pieces()
         else:
@@ -71,7 +71,7 @@ class Outgoing:
             on_written()
 
     async def _send_stream(
-        self, head: bytes, parts: AsyncIterator[Buffer], chunked: bool, on_written: Callable[[], None]
+        self, head: bytes, parts: AsyncIterator[BytesLike], chunked: bool, on_written: Callable[[], None]
     ) -> None:
         try:
             await self._write(head)
@@ -122,6 +122,6 @@ class Outgoing:
             self._stream.cancel()
 
 
-def _pieces(parts: Iterable[Buffer]) -> list[Buffer]:
+def _pieces(parts: Iterable[BytesLike]) -> list[BytesLike]:
     """The parts of a body, cut into pieces of at most PIECE bytes; slices of the same memory, not copies."""
     return [part[begin : begin + PIECE] for part in parts for begin in range(0, len(part), PIECE)]

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from ...protocol.refusals import Refused
-from ...protocol.wire import Buffer
+from ...protocol.wire import BytesLike
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _WITHOUT_BODY = (204, 304)
@@ -22,11 +22,11 @@ class Response(NamedTuple):
     status: int
     kind: str = ""
     """The media type of the body."""
-    parts: Sequence[Buffer] = ()
+    parts: Sequence[BytesLike] = ()
     """The body."""
     lines: str = ""
     """All headers but those that describe the body, as HTTP writes them: `name: value\\r\\n` each."""
-    stream: AsyncIterator[Buffer] | None = None
+    stream: AsyncIterator[BytesLike] | None = None
     """The body, if its parts are made one after the other; its length is not known in advance."""
 
     def head(self, size: int, *, last: bool) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..logs import log
 from .connection import Application, Connection
-from .limits import CLOSE_TIMEOUT, GRACE, HANDSHAKE_TIMEOUT, ConnectionLimits
+from .limits import BODY_GRACE, CLOSE_TIMEOUT, HANDSHAKE_TIMEOUT, ConnectionLimits
 from .uptime import Uptime
 
 _BACKLOG = 1024
@@ -62,7 +62,9 @@ class Server:
         await self._wait_for_connections()
 
     async def _wait_for_connections(self) -> None:
-        end = self._clock.now() + GRACE + 2.0  # longer than GRACE: a body that does not arrive is refused before
+        end = (
+            self._clock.now() + BODY_GRACE + 2.0
+        )  # longer than BODY_GRACE: a body that does not arrive is refused before
         while self._connections and not self._forced and self._clock.now() < end:
             await asyncio.sleep(_CHECK_INTERVAL)
         if self._connections:

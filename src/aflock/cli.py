@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,13 @@ def _add_recipes(commands: Any) -> None:
     recipes.set_defaults(run=_list, what="recipes")
 
     again = commands.add_parser("reproduce", help="run a table or figure of a paper; a killed one goes on where it was")
-    again.add_argument("name", help="the recipe (`aflock recipes` lists them)")
+    again.add_argument("name", nargs="?", help="the recipe (`aflock recipes` lists them)")
+    again.add_argument(
+        "--check", action="store_true", help="run some stored cells again, of all recipes or the one named"
+    )
+    again.add_argument(
+        "--cells", type=_positive, default=1, metavar="N", help="with --check: runs per stored result (1)"
+    )
     again.add_argument("--scale", default="laptop", help="smoke (seconds), laptop (the default) or paper")
     again.add_argument("--seeds", type=_positive, default=None, metavar="N", help="runs per cell")
     again.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="runs side by side")
@@ -310,7 +316,7 @@ def _replay(options: argparse.Namespace) -> int:
     trace = given / "trace.jsonl" if given.is_dir() else given
     if not trace.is_file():
         raise InputError(f"{trace} does not exist; expected the trace.jsonl of a run or a federation")
-    if trace.with_name("federation.toml").is_file():
+    if trace.with_name("federation.toml").exists() or trace.with_name("journal").is_dir():
         return _replay_federation(trace, options)
     experiment = Experiment.read(trace.with_name("config.toml"))
     simulation = Simulation(experiment.variant(options.strategy, 0) if options.strategy else experiment)
@@ -401,11 +407,30 @@ def _reproduce(options: argparse.Namespace) -> int:
         if not options.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    recipe = read(options.name)
     folder = Path(options.out)
+    if options.check:
+        return _check_results(options, folder, say)
+    if options.name is None:
+        raise InputError("which recipe? `aflock recipes` lists them; --check runs stored cells of all of them again")
+    recipe = read(options.name)
     found = reproduce(recipe, options.scale, folder, seeds=options.seeds, jobs=options.jobs, report=say)
     print(report.text(recipe, options.scale, found))
     return 0
+
+
+def _check_results(options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> int:
+    from .recipes import names, read
+    from .recipes.check import check
+    from .recipes.recipe import SCALES
+
+    chosen = [read(options.name)] if options.name else [read(name) for name in names()]
+    stored = [(r, s) for r in chosen for s in SCALES if (folder / f"{r.name}.{s}.json").is_file()]
+    if not stored:
+        raise InputError(f"{folder} holds no results of {options.name or 'any recipe'}; run `aflock reproduce` first")
+    found = [check(recipe, scale, folder, count=options.cells, report=say) for recipe, scale in stored]
+    agree, differ = (sum(counts) for counts in zip(*found, strict=True))
+    print(f"{agree} of {agree + differ} runs agree; {differ} do not and are marked as stale in {folder}")
+    return 1 if differ else 0
 
 
 def _reproduction(options: argparse.Namespace) -> int:

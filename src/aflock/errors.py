@@ -82,6 +82,10 @@ class StateError(InputError):
     """A saved state that does not belong to the object asked to load it."""
 
 
+class NewerFormat(StateError):
+    """A saved state of a format that this version does not know: it is not damaged."""
+
+
 class OrderError(AflockError, RuntimeError):
     """A call that came before `start`, or a second `start`."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import StateError
+from .errors import NewerFormat, StateError
 from .system import safetensors_codec
 from .system.checksum import crc32
 from .system.safetensors_codec import Damaged, Tensors
@@ -50,7 +50,10 @@ def load(path: str | Path, *, mapped: bool = False) -> State:
         if version == _FORMAT_WITHOUT_CHECKED_TABLE:
             _check_older(found)
         elif version != _FORMAT:
-            raise StateError(f"{source} has state format {version}; this version reads {_FORMAT}")
+            raise NewerFormat(
+                f"{source} has state format {version}, which this version does not read; use the version of aflock "
+                "that wrote it, or a newer one"
+            )
         elif not found.checked:
             raise Damaged("it has no checksum")
         state: State = document["state"]

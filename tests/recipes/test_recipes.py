@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from aflock import recipes
 from aflock.errors import InputError, UnknownName
 from aflock.recipes import report, rounds
 from aflock.recipes.cells import TUNING_SEED
-from aflock.recipes.claims import judge
+from aflock.recipes.check import check
+from aflock.recipes.claims import Comparison
+from aflock.recipes.numbers import budgets, grouped
+from aflock.recipes.papers import Paper
 from aflock.recipes.recipe import Recipe, parse
-from aflock.recipes.reproduce import reproduce
+from aflock.recipes.reproduce import EXTENSIONS, reproduce
+from aflock.recipes.verdicts import holm, judge, p_value, visible
 
 TINY: dict[str, Any] = {
     "recipe": {"title": "tiny", "paper": "0", "where": "nowhere", "limits": {"versions": 4, "uploads": 12}},
@@ -55,7 +60,7 @@ def test_every_recipe_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
     recipe = recipes.read(name)
     document = reproduce(recipe, "smoke", tmp_path, jobs=1, report=quiet)
     rows, columns = recipe.lines("smoke")
-    grids = report.budgets(recipe, report.grouped(recipe, "smoke", document))
+    grids = budgets(recipe, grouped(recipe, "smoke", document))
     assert grids
     assert all(
         set(grid) <= {(row.label, column.label) for row in rows for column in columns} for grid in grids.values()
@@ -87,7 +92,13 @@ def test_tuning_chooses_per_row_and_every_budget_is_read_off(tmp_path: Path) -> 
     lines: list[str] = []
     document = reproduce(tiny(), "smoke", tmp_path, jobs=1, report=lines.append)
     runs = document["runs"]
-    assert len(runs) == 2 * 2 + 2 * 2 * 2  # two values for two rows; rows x columns x seeds
+    tuned = [run for run in runs if run["seed"] == TUNING_SEED]
+    assert len(runs) - len(tuned) == 2 * 2 * 2  # rows x columns x seeds
+    for row in ("ASGD", "Buff"):
+        tried = {float(run["changes"][0].partition("=")[2]): run for run in tuned if run["row"] == row}
+        assert {0.1, 1.0} <= set(tried)
+        best = max(tried, key=lambda value: tried[value]["at"]["versions"]["accuracy"])
+        assert min(tried) < best < max(tried) or len(tried) == 2 + EXTENSIONS, sorted(tried)
     chosen = {(run["row"], tuple(run["changes"])) for run in runs if run["seed"] < 1000}
     assert len(chosen) == 2  # one value per row, the same in both columns
     for run in runs:
@@ -106,7 +117,7 @@ def test_a_row_may_go_without_tuning_and_have_changes_of_its_own(tmp_path: Path)
     recipe = tiny(rows=rows, scale=scale)
     document = reproduce(recipe, "smoke", tmp_path, report=quiet)
     tuned = [run["row"] for run in document["runs"] if run["seed"] == TUNING_SEED]
-    assert tuned == ["ASGD", "ASGD"]
+    assert set(tuned) == {"ASGD"}
     [buff, _] = [run for run in document["runs"] if run["row"] == "Buff"]
     assert (buff["changes"], buff["result"]["versions"]) == ([], 3)  # 12 uploads, 4 for a step
 
@@ -137,15 +148,17 @@ def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     assert lines[0] == "runs: 4 of 8 there, 4 to do"
     changed = TINY["experiment"] | {"training": {"batch": 5}}
     again = reproduce(tiny(experiment=changed), "smoke", tmp_path, seeds=1, jobs=1, report=lines.append)
-    assert len(again["runs"]) == 8  # other experiments: the old ones are gone
+    assert sum(run["seed"] != TUNING_SEED for run in again["runs"]) == 4  # other experiments: the old ones are gone
     assert {run["key"] for run in again["runs"]}.isdisjoint({run["key"] for run in first["runs"]})
 
 
 def test_side_by_side_gives_the_same(tmp_path: Path) -> None:
     one = reproduce(tiny(), "smoke", tmp_path / "one", seeds=1, jobs=1, report=quiet)
     two = reproduce(tiny(), "smoke", tmp_path / "two", seeds=1, jobs=2, report=quiet)
-    for run in (*one["runs"], *two["runs"]):
-        run["result"].pop("wall_time")
+    for found in (one, two):
+        for run in found["runs"]:
+            run["result"].pop("wall_time")
+        found["runs"].sort(key=lambda run: run["key"])
     assert one == two
 
 
@@ -168,28 +181,35 @@ def test_a_killed_recipe_goes_on_cell_by_cell(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_paper_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny(scale={"laptop": {"says": "less of it.", "seeds": 2}})
+    head, claims = TINY["recipe"] | {"paper": "tiny"}, [TINY["claims"][0] | {"headline": True}]
+    recipe = tiny(recipe=head, claims=claims, scale={"laptop": {"says": "less of it.", "seeds": 2}})
     reproduce(recipe, "laptop", tmp_path / "results", jobs=1, report=quiet)
+    monkeypatch.setattr(report, "PAPERS", {"tiny": Paper("Tiny", "2026", "A tiny paper", "Nobody")})
     monkeypatch.setattr(report, "names", lambda: ["tiny"])
     monkeypatch.setattr(report, "read", lambda name: recipe)
     assert report.write(tmp_path / "results", tmp_path / "page.md") == ["tiny (laptop)"]
-    page = (tmp_path / "page.md").read_text()
-    assert "**server steps, as in the paper**" in page
-    assert "**equal uploads**" in page
-    assert "**equal virtual time**" in page
+    first = (tmp_path / "page.md").read_text()
+    assert "| Tiny (2026) | buffers help | **" in first
+    assert "`laptop`, 2 seeds; ASGD, " in first
+    assert "](page/tiny.md#tiny-laptop) |" in first
+    page = (tmp_path / "page" / "tiny.md").read_text()
+    assert "## tiny, laptop" in page
+    assert "at equal server steps:" in page
+    assert "**at equal uploads**" in page
+    assert "**at equal virtual time**" in page
     assert "[0.605]" in page
     assert "buffers help" in page
     assert "Chosen `strategy.lr`: ASGD:" in page
-    assert (tmp_path / "reproduction" / "tiny.laptop.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "page" / "tiny.laptop.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 GRID = {
-    ("A", "x"): [0.80, 0.82, 0.81],
-    ("B", "x"): [0.70, 0.71, 0.72],
-    ("A", "y"): [0.60, 0.70, 0.65],
-    ("B", "y"): [0.64, 0.66, 0.65],
+    ("A", "x"): {0: 0.80, 1: 0.82, 2: 0.81},
+    ("B", "x"): {0: 0.70, 1: 0.71, 2: 0.72},
+    ("A", "y"): {0: 0.60, 1: 0.70, 2: 0.65},
+    ("B", "y"): {0: 0.64, 1: 0.66, 2: 0.65},
 }
 
 
@@ -198,18 +218,96 @@ GRID = {
     [
         ({"kind": "better", "row": "A", "than": ["B"], "columns": ["x"]}, "holds"),
         ({"kind": "better", "row": "B", "than": ["A"], "columns": ["x"]}, "fails"),
-        ({"kind": "better", "row": "A", "than": ["B"]}, "open"),  # in y nobody can tell
+        ({"kind": "better", "row": "A", "than": ["B"]}, "too close to tell"),  # in y nobody can tell
         ({"kind": "near", "column": "y", "to": "x", "within": 0.5}, "holds"),
         ({"kind": "near", "column": "y", "to": "x", "within": 0.01}, "fails"),
         ({"kind": "falling", "rows": ["A", "B"], "columns": ["x", "y"]}, "holds"),
         ({"kind": "falling", "rows": ["B", "A"]}, "fails"),
         ({"kind": "steadier", "row": "B", "than": ["A"], "columns": ["x", "y"]}, "holds"),  # .06 lost, not .16
         ({"kind": "steadier", "row": "A", "than": ["B"], "columns": ["x", "y"]}, "fails"),
-        ({"kind": "better", "row": "A", "than": ["C"]}, "open"),  # never run
+        ({"kind": "better", "row": "A", "than": ["C"]}, "too close to tell"),  # never run
     ],
 )
 def test_claims(claim: dict[str, Any], outcome: str) -> None:
     assert judge({"says": "so"} | claim, GRID).outcome == outcome
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """Seeds that differ by 20 points from each other, and rules that differ by one: only pairs show it."""
+    a, b = {k: 0.2 * k + 0.01 + 0.001 * k for k in range(4)}, {k: 0.2 * k for k in range(5)}
+    claim = {"says": "so", "kind": "better", "row": "A", "than": ["B"]}
+    verdict = judge(claim, {("A", "x"): a, ("B", "x"): b})
+    assert verdict.outcome == "holds"
+    assert len(verdict.comparisons[0].differences) == 4  # the fifth seed of B has no partner
+
+
+def test_holm_by_hand() -> None:
+    """0.01 <= 0.05/3 and 0.02 <= 0.05/2, but 0.06 > 0.05: the third is not decided, and 0.03 alone would be."""
+    assert holm([0.02, 0.06, 0.01], [1.0, 1.0, -1.0]) == [1, 0, -1]
+    assert holm([0.03, 0.04, 0.2], [1.0, 1.0, 1.0]) == [0, 0, 0]
+    assert holm([0.03], [1.0]) == [1]
+
+
+def test_p_values_and_what_could_have_been_seen() -> None:
+    """Differences 1, 2, 3: t = 2/(1/sqrt 3) = 3.4641 with 2 degrees of freedom, p = 0.0742."""
+    assert p_value([1.0, 2.0, 3.0]) == pytest.approx(0.07418, abs=1e-5)
+    assert p_value([0.5]) == 1.0
+    assert p_value([0.5, 0.5]) == 0.0
+    assert p_value([0.0, 0.0]) == 1.0
+    seen = visible(Comparison("x", (), (1.0, 2.0, 3.0), 0.02))
+    assert seen == pytest.approx((4.30265 + 1.06066) / 3**0.5, abs=1e-4)
+
+
+def test_seeds_are_added_until_a_claim_can_be_judged(tmp_path: Path) -> None:
+    """A claim of 90 points needs few seeds, one of a tenth of a point more than there may be."""
+    for difference, count in ((90.0, 2), (0.001, 5)):
+        claims = [TINY["claims"][0] | {"difference": difference}]
+        recipe = tiny(claims=claims, tune=None, scale={"smoke": {"says": "all.", "seeds": 2, "most_seeds": 5}})
+        found = reproduce(recipe, "smoke", tmp_path / str(count), report=quiet)
+        seeds = Counter((run["row"], run["column"]) for run in found["runs"])
+        assert set(seeds.values()) == {count}
+
+
+def test_a_grid_is_extended_on_the_side_of_its_best_value(tmp_path: Path) -> None:
+    """Rates so small that longer ones are better: the grid grows upwards by its own ratio, and not downwards."""
+    recipe = tiny(tune={"key": "strategy.lr", "grid": [1e-5, 1e-4], "column": "fast"}, rows=TINY["rows"][:1],
+                  paper={}, claims=[], experiment=TINY["experiment"] | {"budget": {"uploads": 60}},
+                  recipe=TINY["recipe"] | {"limits": {}, "metric": "loss"})  # fmt: skip
+    found = reproduce(recipe, "smoke", tmp_path, seeds=1, report=quiet)
+    tried = sorted(float(run["changes"][0].partition("=")[2]) for run in found["runs"] if run["seed"] == TUNING_SEED)
+    assert tried[:2] == [1e-5, 1e-4]
+    assert len(tried) > 3
+    assert [round(b / a, 6) for a, b in pairwise(tried)] == [10.0] * (len(tried) - 1)
+
+
+def test_check_finds_what_no_longer_agrees(tmp_path: Path) -> None:
+    lines: list[str] = []
+    recipe = tiny(tune=None)
+    reproduce(recipe, "smoke", tmp_path, report=quiet)
+    assert check(recipe, "smoke", tmp_path, count=3, report=lines.append) == (3, 0)
+    file = tmp_path / "tiny.smoke.json"
+    stored = json.loads(file.read_text())
+    assert {run["origin"] for run in stored["runs"]} == set(stored["origins"])
+    assert {"version", "commit", "cpu", "blas"} <= set(next(iter(stored["origins"].values())))
+    for run in stored["runs"]:
+        run["result"]["model_sha256"] = "0" * 64
+    file.write_text(json.dumps(stored))
+    assert check(recipe, "smoke", tmp_path, count=2, report=lines.append) == (0, 2)
+    assert "another model: accuracy" in lines[-1]
+    marked = [run for run in json.loads(file.read_text())["runs"] if "stale" in run]
+    assert len(marked) == 2
+    for found in stored["origins"].values():
+        found["cpu"] = "another"
+    file.write_text(json.dumps(stored))
+    assert check(recipe, "smoke", tmp_path, count=8, report=quiet) == (8, 0)  # elsewhere: within the spread
+    for run in stored["runs"]:
+        run["result"]["accuracy"] += 0.5
+    file.write_text(json.dumps(stored))
+    assert check(recipe, "smoke", tmp_path, count=1, report=lines.append) == (0, 1)
+    assert "further apart than the seeds" in lines[-1]
+    reproduce(recipe, "smoke", tmp_path, report=lines.append)
+    assert lines[-1].startswith("runs 8/8")  # what is stale is run again
+    assert not [run for run in json.loads(file.read_text())["runs"] if "stale" in run]
 
 
 def test_bad_recipes() -> None:

@@ -1,96 +1,95 @@
-"""What a paper says about its numbers, checked on ours.
+"""What a paper says about its numbers, as comparisons of cells.
 
     {says, kind = "better", row = "ACE", than = ["FedBuff", ...], columns = [...]}      in every column
     {says, kind = "near", column = "asynchrony", to = "synchrony", within = 0.02}       in every row
     {says, kind = "falling", columns = ["p=10", "p=5", ...]} or rows = [...]             from first to last
     {says, kind = "steadier", row = "ACE", than = [...], columns = ["easy", "hard"]}     it loses less on the way
 
-A difference counts as such when the 95 % interval of its mean over the seeds (paired: same seed, same data, same
-schedule) leaves zero out. A claim holds if it is so everywhere it is made, fails if the contrary is so anywhere, and is
-open else.
+A comparison is a difference that the claim says is positive, taken seed by seed: the same seed is the same data, split
+and schedule in both cells. `verdicts.py` judges the comparisons of a claim together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ..reports.tables import half_interval
+Cell = tuple[str, str]
+"""A row and a column."""
 
-Grid = Mapping[tuple[str, str], Sequence[float]]
-"""Per (row, column), one number per seed."""
+Grid = Mapping[Cell, Mapping[int, float]]
+"""Of every cell that was run: seed -> number."""
+
+Terms = tuple[tuple[int, Cell], ...]
+"""A difference as a sum of cells, each with its sign."""
+
+TWO_POINTS = 0.02
+"""The difference that is looked for where the paper gives no numbers."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a claim holds, and where it was decided."""
+class Comparison:
+    """One difference that should be positive."""
 
-    says: str
-    outcome: str  # "holds", "fails" or "open"
-    detail: str
-
-
-def judge(claim: Mapping[str, Any], grid: Grid) -> Verdict:
-    """Checks one claim."""
-    pairs = list(_pairs(claim, grid))
-    signs = [(_sign(differences), where) for differences, where in pairs]
-    against = [where for sign, where in signs if sign < 0]
-    undecided = [where for sign, where in signs if sign == 0]
-    held = len(signs) - len(against) - len(undecided)
-    outcome = "fails" if against else "open" if undecided or not signs else "holds"
-    detail = f"{held} of {len(signs)} comparisons"
-    if against:
-        detail += f"; the contrary in {_some(against)}"
-    if undecided:
-        detail += f"; undecided in {_some(undecided)}"
-    return Verdict(str(claim["says"]), outcome, detail)
+    where: str
+    cells: tuple[Cell, ...]
+    differences: tuple[float, ...]
+    """One per seed that all the cells have."""
+    claimed: float
+    """The difference in the paper's own numbers; TWO_POINTS where it has none."""
+    printed: bool = False
+    """Whether the paper prints these numbers."""
 
 
-def _some(places: list[str]) -> str:
-    return "; ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+def comparisons(
+    claim: Mapping[str, Any], grid: Grid, paper: Callable[[Cell], float | None] = lambda cell: None
+) -> list[Comparison]:
+    """All comparisons of a claim between cells that were run; `paper` knows the paper's numbers."""
+    found = []
+    for where, terms in _terms(claim, grid):
+        cells = tuple(cell for _, cell in terms)
+        if all(cell in grid for cell in cells):
+            margin = float(claim["within"]) if claim["kind"] == "near" else 0.0
+            seeds = sorted(set.intersection(*(set(grid[cell]) for cell in cells)))
+            differences = tuple(margin + sum(sign * grid[cell][seed] for sign, cell in terms) for seed in seeds)
+            printed = claim["kind"] != "near" and all(paper(cell) is not None for cell in cells)
+            found.append(Comparison(where, cells, differences, _claimed(claim, terms, paper), printed))
+    return found
 
 
-def _pairs(claim: Mapping[str, Any], grid: Grid) -> Iterator[tuple[list[float], str]]:
-    """Differences that should be positive, with where they come from."""
+def _claimed(claim: Mapping[str, Any], terms: Terms, paper: Callable[[Cell], float | None]) -> float:
+    if claim["kind"] == "near":
+        return float(claim["within"])
+    values = [(sign, paper(cell)) for sign, cell in terms]
+    if "difference" in claim or any(value is None for _, value in values):
+        return float(claim.get("difference", TWO_POINTS))
+    return sum(sign * value for sign, value in values if value is not None) or TWO_POINTS
+
+
+def _terms(claim: Mapping[str, Any], grid: Grid) -> Iterator[tuple[str, Terms]]:
+    """The differences of a claim: where, and the cells with their signs."""
     rows = claim.get("rows") or list(dict.fromkeys(row for row, _ in grid))
     columns = claim.get("columns") or list(dict.fromkeys(column for _, column in grid))
     match claim["kind"]:
         case "better":
             for column in columns:
                 for other in claim["than"]:
-                    if (claim["row"], column) in grid and (other, column) in grid:
-                        yield _minus(grid[claim["row"], column], grid[other, column]), f"{other}, {column}"
+                    yield f"{other}, {column}", ((1, (claim["row"], column)), (-1, (other, column)))
         case "near":
             for row in rows:
-                if (row, claim["column"]) in grid and (row, claim["to"]) in grid:
-                    gap = _minus(grid[row, claim["column"]], grid[row, claim["to"]])
-                    yield [x + claim["within"] for x in gap], row
+                yield row, ((1, (row, claim["column"])), (-1, (row, claim["to"])))
         case "steadier":
             easy, hard = columns
             for other in claim["than"]:
-                if all((row, column) in grid for row in (claim["row"], other) for column in columns):
-                    loses = [_minus(grid[row, easy], grid[row, hard]) for row in (other, claim["row"])]
-                    yield _minus(*loses), f"{other}, {easy} to {hard}"
+                loses = ((1, (other, easy)), (-1, (other, hard)), (-1, (claim["row"], easy)), (1, (claim["row"], hard)))
+                yield f"{other}, {easy} to {hard}", loses
         case "falling" if "columns" in claim:
             for row in rows:
                 for first, second in pairwise(columns):
-                    if (row, first) in grid and (row, second) in grid:
-                        yield _minus(grid[row, first], grid[row, second]), f"{row}, {first} to {second}"
+                    yield f"{row}, {first} to {second}", ((1, (row, first)), (-1, (row, second)))
         case "falling":
             for column in columns:
                 for first, second in pairwise(rows):
-                    if (first, column) in grid and (second, column) in grid:
-                        yield _minus(grid[first, column], grid[second, column]), f"{column}, {first} to {second}"
-
-
-def _minus(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    return [x - y for x, y in zip(a, b, strict=False)]
-
-
-def _sign(differences: Sequence[float]) -> int:
-    """1 or -1 if the mean is surely on that side of zero, else 0."""
-    mean = sum(differences) / len(differences)
-    half = half_interval(differences) if len(differences) > 1 else 0.0
-    return (mean > half) - (mean < -half)
+                    yield f"{column}, {first} to {second}", ((1, (first, column)), (-1, (second, column)))

@@ -4,7 +4,8 @@
 [experiment.*]      the sections all cells share, as in an experiment file
 [[rows]], [[columns]]    a label and the changes (section.key=value) that make it; tune = false: a row without a choice
 [paper]             values = the paper's numbers, row by row; spread = what they were given with, if anything
-[tune]              key and grid: each row picks the value that does best on a seed of its own
+[tune]              key and grid: each row picks the value that does best on a seed that is not reported. A grid whose
+                    best value is at its end is extended until it is not
 [[claims]]          what the paper says about its numbers, in a form that can be checked
 [scale.*]           smoke, laptop and paper: changes, seeds, and in words what was shrunk
 """
@@ -41,6 +42,8 @@ class Scale:
     says: str
     set: tuple[str, ...] = ()
     seeds: int = 3
+    most_seeds: int | None = None
+    """Seeds are added, up to so many, until a claim can be judged; None: none are."""
     grid: tuple[float, ...] | None = None
     """A shorter grid to tune on."""
     limits: Mapping[str, float] | None = None
@@ -72,6 +75,7 @@ class Recipe:
     title: str
     paper: str
     where: str
+    """In the paper, for people."""
     experiment: Mapping[str, Any]
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
@@ -80,6 +84,8 @@ class Recipe:
     """Where results are read off, such as versions = 500 and uploads = 5000; empty: at the end."""
     counts: str = "versions"
     """Which of them is the paper's."""
+    reading: str = ""
+    """Which reading of the paper's set-up it is, where there are several."""
     notes: tuple[str, ...] = ()
     metric: str = "accuracy"
     percent: bool = True
@@ -122,6 +128,12 @@ class Recipe:
             return None
         found = self.values[self.rows.index(row)][self.columns.index(column)]
         return found / 100 if found is not None and self.percent else found
+
+    def paper_value(self, cell: tuple[str, str]) -> float | None:
+        """What the paper found in the cell of a row and a column."""
+        rows = {row.label: row for row in self.rows}
+        columns = {column.label: column for column in self.columns}
+        return self.value(rows[cell[0]], columns[cell[1]])
 
     def describe(self) -> dict[str, Any]:
         """JSON values for `aflock list recipes --json`."""

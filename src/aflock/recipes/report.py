@@ -1,10 +1,15 @@
-"""docs/reproduction.md: the paper's numbers beside ours, from stored results alone; nothing is typed in by hand."""
+"""docs/reproduction.md and one page per paper, from stored results alone; nothing is typed in by hand.
+
+The first page is one table: every headline claim of the papers, our verdict, and how strong the evidence is. A paper's
+page shows, for each of its recipes, the figure, the table at the budget the paper counts and the claims; all else
+is folded.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,124 +17,165 @@ from ..reports.figures import panels_figure
 from ..reports.tables import half_interval
 from ..system.files import write_whole
 from . import rounds
-from .cells import TUNING_SEED
-from .claims import Grid, judge
+from .claims import Grid
+from .numbers import Runs, budgets, grouped, has_diverged, judged_grid
+from .papers import PAPERS
 from .recipe import SCALES, Recipe, names, read
+from .verdicts import OPEN, Verdict, judge, visible
 
 BUDGETS = {
-    "versions": "server steps, as in the paper",
-    "uploads": "equal uploads",
-    "time": "equal virtual time",
+    "versions": "at equal server steps",
+    "ticks": "at equal ticks",
+    "uploads": "at equal uploads",
+    "time": "at equal virtual time",
     "accuracy": "when the accuracy is reached first",
+    "end": "at the end",
 }
 FAR = 0.02
 """Two points: a cell of the paper's own set-up that is further from its number is marked."""
 
 _FORMS = {"accuracy": ".3f", "loss": ".4g", "time": ".3g"}
 
-Runs = dict[tuple[str, str], list[dict[str, Any]]]
-
 
 def write(results: Path, file: Path) -> list[str]:
-    """Writes the page and its figures; returns the names of what is in it."""
-    parts, shown = [_HEAD], []
-    for name in names():
-        recipe = read(name)
-        for scale in SCALES:
-            stored = results / f"{name}.{scale}.json"
-            if scale != "smoke" and stored.is_file():
-                document = json.loads(stored.read_text(encoding="utf-8"))
-                parts.append(section(recipe, scale, document, file.parent / "reproduction"))
-                shown.append(f"{name} ({scale})")
-    write_whole(file, "\n".join(parts) + "\n")
+    """Writes the first page, the papers' pages and their figures; returns the names of what is in them."""
+    folder = file.parent / file.stem
+    rows: list[str] = []
+    shown: list[str] = []
+    for paper, about in PAPERS.items():
+        sections = []
+        for recipe, scale, document in _stored(results, paper):
+            sections.append(section(recipe, scale, document, folder))
+            rows += summary(recipe, scale, document, f"{folder.name}/{paper}.md")
+            shown.append(f"{recipe.name} ({scale})")
+        if sections:
+            head = [f"# {about.title}", "", f"{about.source}. Short name here: {paper}. {_ONE_PAPER}", ""]
+            write_whole(folder / f"{paper}.md", "\n".join([*head, *sections]) + "\n")
+    write_whole(file, "\n".join([_HEAD, *_TABLE, *rows, "", _METHOD]) + "\n")
     return shown
+
+
+def _stored(results: Path, paper: str) -> list[tuple[Recipe, str, dict[str, Any]]]:
+    found = []
+    for name in (name for name in names() if name.startswith(paper)):
+        for scale in (scale for scale in SCALES if scale != "smoke"):
+            file = results / f"{name}.{scale}.json"
+            if file.is_file():
+                found.append((read(name), scale, json.loads(file.read_text(encoding="utf-8"))))
+    return found
 
 
 _HEAD = """# Reproduction
 
-The tables and figures of the five papers, run with `aflock reproduce NAME --scale SCALE`. This page is made from the
-files in `results/` by `aflock reproduction`; nothing in it is typed in by hand.
-
-A cell is the mean over the seeds with half its 95 % interval, and the paper's number in brackets; **bold** where, at
-scale `paper`, the two are more than two points apart. At scale `laptop` model, data or horizon is smaller, and only the
-order of cells can be compared. A claim *holds* if the paired differences over the seeds are on its side, beyond
-their 95 % interval, everywhere it is made; it *fails* if they are on the other side anywhere; else it is *open*.
-Learning rates are chosen, where there is a grid, per rule and on a seed of its own, by test accuracy. The grids of
-scale `laptop` are ours; their ranges were found by looking at runs, some of them on seed 0, also a seed of the results.
+What the five papers claim, and what came out here. `aflock reproduction` makes this page and the pages it links to from
+the files in `results/`; nothing in them is typed in by hand.
 """
+
+_TABLE = [
+    "| paper | claim | verdict | evidence | |",
+    "|---|---|---|---|---|",
+]
+
+_METHOD = """## How to read it
+
+- **Evidence**: the scale (`paper`: the paper's set-up; `laptop`: a smaller model or horizon, so that only the order of
+  rules can be compared), the seeds, and the comparison that decides the verdict: our mean difference with half its
+  95 % interval, and the paper's difference where it prints one. Points are percentage points of test accuracy.
+- **Verdicts**: differences are paired by seed (the same seed is the same data, split and schedule), tested by Student's
+  t with Holm's correction over the comparisons of one claim. A claim *holds* if every comparison is on its side beyond
+  chance at 5 %, *fails* if any is on the other side, and is *too close to tell* otherwise; then the evidence says which
+  difference would have been seen.
+- **Learning rates** are chosen per row on a seed that is not reported, by the metric that the paper reports; a grid
+  whose best value is at its end is extended until it is not.
+- **Seeds** are added until the half interval is below a third of the difference the paper claims, or up to the scale's
+  limit.
+- **Stale**: `aflock reproduce --check` runs stored cells again, bit for bit on the same kind of CPU, within the spread
+  of the seeds elsewhere; what does not agree is marked.
+- [What "the same bits" promises](design.md#the-same-bits) says why two machines may differ.
+"""
+
+_ONE_PAPER = "[All papers](../reproduction.md) has the verdicts in one table and says how to read these."
+
+
+def summary(recipe: Recipe, scale: str, document: Mapping[str, Any], page: str) -> list[str]:
+    """The rows of the first page's table: the recipe's headline claims."""
+    runs = grouped(recipe, scale, document)
+    grid = judged_grid(recipe, runs)
+    lines = []
+    for claim in (claim for claim in recipe.claims if claim.get("headline")):
+        verdict = judge(claim, grid, recipe.paper_value)
+        link = f"[{recipe.where}]({page}#{_anchor(recipe, scale)})"
+        about = f"{PAPERS[recipe.paper].short} ({PAPERS[recipe.paper].year})"
+        says = f"{claim['says']}{_reading(recipe)}"
+        lines.append(f"| {about} | {says} | **{verdict.outcome}** | {evidence(recipe, scale, verdict)} | {link} |")
+    return lines
+
+
+def _reading(recipe: Recipe) -> str:
+    return f" ({recipe.reading})" if recipe.reading else ""
+
+
+def evidence(recipe: Recipe, scale: str, verdict: Verdict) -> str:
+    """The scale, the seeds, and the comparison that decides: ours and the paper's."""
+    weakest = verdict.weakest
+    if weakest is None:
+        return f"`{scale}`: not run"
+    values = weakest.differences
+    factor, unit = (100.0, " points") if recipe.metric == "accuracy" else (1.0, f" ({recipe.metric})")
+    ours = f"{factor * sum(values) / len(values):+.3g}"
+    if len(values) > 1:
+        ours += f" ± {factor * half_interval(values):.2g}"
+    text = f"`{scale}`, {len(values)} seeds; {weakest.where}: {ours}{unit}"
+    if weakest.printed:
+        text += f" (paper {factor * weakest.claimed:+.3g})"
+    if verdict.outcome == OPEN and len(values) > 1:
+        text += f"; {factor * visible(weakest, len(verdict.comparisons)):.2g} would have been seen"
+    return text
 
 
 def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Path) -> str:
-    """One recipe: what was run, its tables, its claims, its figure."""
+    """One recipe: its figure, its table at the budget the paper counts, its claims; the rest is folded."""
     runs = grouped(recipe, scale, document)
-    seeds = max((len(found) for found in runs.values()), default=0)
-    lines = [f"## {recipe.name}: {recipe.title}", ""]
-    lines += [f"Paper {recipe.paper}, {recipe.where}. Scale `{scale}`: {document['says']} Seeds: {seeds}.", ""]
-    lines += [f"- {note}" for note in recipe.notes] + ([""] if recipe.notes else [])
-    for axis, grid in budgets(recipe, runs).items():
-        lines += [f"**{BUDGETS.get(axis, 'at the end')}**", "", *table(recipe, scale, grid, axis, runs), ""]
-        lines += [*verdicts(recipe, grid), ""] if recipe.claims else []
-    if recipe.rounds:
-        lines += [*by_round(runs), ""]
-    if recipe.explained:
-        lines += [f"Likely reasons for what differs: {recipe.explained}", ""]
-    lines += _tuned(recipe, scale, runs)
+    grids = budgets(recipe, runs)
+    main = next((axis for axis in (recipe.counts, "end", *grids) if axis in grids), "end")
+    lines = [f"## {_heading(recipe, scale)}", "", f"{recipe.title}. `{scale}`: {document['says']}", ""]
     figure = figures / f"{recipe.name}.{scale}.png"
     if recipe.metric in ("accuracy", "loss", "time"):
         draw(recipe, scale, runs, figure)
-        lines += [f"![{recipe.title}]({figures.name}/{figure.name})", ""]
-    return "\n".join(lines)
+        lines += [f"![{recipe.title}]({figure.name})", ""]
+    lines += [
+        f"{_seeds(runs)}, {BUDGETS.get(main, main)}:",
+        "",
+        *table(recipe, scale, grids.get(main, {}), main, runs),
+        "",
+    ]
+    lines += [*verdicts(recipe, grids.get(main, {})), ""] if recipe.claims else []
+    lines += ["<details><summary>Set-up, other budgets, rates</summary>", ""]
+    lines += [f"- {note}" for note in recipe.notes] + ([""] if recipe.notes else [])
+    for axis, grid in grids.items():
+        if axis != main:
+            lines += [f"**{BUDGETS.get(axis, axis)}**", "", *table(recipe, scale, grid, axis, runs), ""]
+            lines += [*verdicts(recipe, grid), ""] if recipe.claims else []
+    lines += [*by_round(runs), ""] if recipe.rounds else []
+    lines += [f"Conjecture, not tested: {recipe.explained}", ""] if recipe.explained else []
+    lines += _tuned(recipe, runs)
+    return "\n".join([*lines, "</details>", ""])
 
 
-def grouped(recipe: Recipe, scale: str, document: Mapping[str, Any]) -> Runs:
-    """The runs of every cell in the order of their seeds; the tuning runs aside."""
-    rows, columns = recipe.lines(scale)
-    runs: Runs = {(row.label, column.label): [] for row in rows for column in columns}
-    for run in sorted(document["runs"], key=lambda run: run["seed"]):
-        if run["seed"] != TUNING_SEED and (run["row"], run["column"]) in runs:
-            runs[run["row"], run["column"]].append(run)
-    return {cell: found for cell, found in runs.items() if found}
+def _heading(recipe: Recipe, scale: str) -> str:
+    return f"{recipe.name}, {scale}"
 
 
-def budgets(recipe: Recipe, runs: Runs) -> dict[str, Grid]:
-    """Accuracy per cell and seed at each budget: the stored ones, and the earliest end in each column for time."""
-    grids: dict[str, Grid] = {}
-    stored = dict.fromkeys(axis for found in runs.values() for run in found for axis in run["at"])
-    for axis in stored:
-        values = {cell: [run["at"][axis] for run in found] for cell, found in runs.items()}
-        grids[axis] = {cell: [float(at[recipe.metric]) for at in found] for cell, found in values.items() if all(found)}
-    if not stored:
-        grids["end"] = {
-            cell: [float(run["result"][recipe.metric]) for run in found]
-            for cell, found in runs.items()
-            if not _diverged(found)
-        }
-    elif "accuracy" not in stored and _has_clock(runs):
-        grids["time"] = _equal_time(recipe, runs)
-    return grids
+def _anchor(recipe: Recipe, scale: str) -> str:
+    """As Markdown makes it of the heading."""
+    return _heading(recipe, scale).lower().replace(",", "").replace(" ", "-")
 
 
-def _diverged(found: Sequence[Mapping[str, Any]]) -> bool:
-    return any("diverged" in run for run in found)
-
-
-def _has_clock(runs: Runs) -> bool:
-    """Whether time is more than the number of server steps, as it is in the protocol `sampled`."""
-    results = [run["result"] for found in runs.values() for run in found]
-    return any(abs(result["virtual_time"] - result["versions"]) > 1.5 for result in results)
-
-
-def _equal_time(recipe: Recipe, runs: Runs) -> Grid:
-    place = {"accuracy": 3, "loss": 4}[recipe.metric]
-    ends: dict[str, float] = {}
-    runs = {cell: found for cell, found in runs.items() if not _diverged(found)}
-    for (_, column), found in runs.items():
-        ends[column] = min([ends.get(column, float("inf")), *(run["curve"][-1][2] for run in found)])
-    grid = {}
-    for cell, found in runs.items():
-        inside = [[point for point in run["curve"] if point[2] <= ends[cell[1]]] for run in found]
-        grid[cell] = [float(points[-1][place]) for points in inside]
-    return grid
+def _seeds(runs: Runs) -> str:
+    counts = sorted({len(found) for found in runs.values()})
+    stale = sum("stale" in run for found in runs.values() for run in found)
+    text = f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0] if counts else 0} seeds"
+    return text + (f", {stale} runs stale" if stale else "")
 
 
 def table(recipe: Recipe, scale: str, grid: Grid, axis: str, runs: Runs) -> list[str]:
@@ -142,15 +188,16 @@ def table(recipe: Recipe, scale: str, grid: Grid, axis: str, runs: Runs) -> list
             at, paper = (row.label, column.label), recipe.value(row, column) if axis in (recipe.counts, "end") else None
             far = FAR if scale == "paper" else math.inf
             text = _cell(grid.get(at), paper, _FORMS.get(recipe.metric, ",.0f"), far)
-            cells.append(f"diverged {text}".strip() if _diverged(runs.get(at, [])) else text)
+            cells.append(f"diverged {text}".strip() if has_diverged(runs.get(at, [])) else text)
         lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
     return lines
 
 
-def _cell(found: Sequence[float] | None, paper: float | None, form: str, limit: float) -> str:
+def _cell(seeds: Mapping[int, float] | None, paper: float | None, form: str, limit: float) -> str:
     beside = "" if paper is None else f"[{paper:{form}}]"
-    if not found:
+    if not seeds:
         return beside
+    found = list(seeds.values())
     mean = sum(found) / len(found)
     half = half_interval(found) if len(found) > 1 else 0.0
     text = f"{mean:{form}}" + (f" ± {half:{form}}" if half else "")
@@ -160,7 +207,7 @@ def _cell(found: Sequence[float] | None, paper: float | None, form: str, limit: 
 
 def verdicts(recipe: Recipe, grid: Grid) -> list[str]:
     """Every claim and what became of it."""
-    found = [judge(claim, grid) for claim in recipe.claims]
+    found = [judge(claim, grid, recipe.paper_value) for claim in recipe.claims]
     return [f"- *{verdict.outcome}*: {verdict.says} ({verdict.detail})" for verdict in found]
 
 
@@ -184,25 +231,15 @@ def by_round(runs: Runs) -> list[str]:
     return lines
 
 
-def _tuned(recipe: Recipe, scale: str, runs: Runs) -> list[str]:
+def _tuned(recipe: Recipe, runs: Runs) -> list[str]:
+    """Which value each row has chosen."""
     if recipe.tune is None:
         return []
     by_row: dict[str, list[str]] = {}
     for (row, _), found in runs.items():
-        by_row.setdefault(row, []).append(_choice(recipe, scale, found[0]["changes"]))
+        by_row.setdefault(row, []).append(found[0]["changes"][0].partition("=")[2] if found[0]["changes"] else "none")
     listed = "; ".join(f"{row}: {', '.join(dict.fromkeys(values))}" for row, values in by_row.items())
     return [f"Chosen `{recipe.tune.key}`: {listed}.", ""]
-
-
-def _choice(recipe: Recipe, scale: str, changes: Sequence[str]) -> str:
-    """The value a row chose; one at an end of the grid might have been better beyond it, and says so."""
-    if not changes:
-        return "none"
-    assert recipe.tune is not None
-    value = changes[0].partition("=")[2]
-    grid = recipe.scale(scale).grid or recipe.tune.grid
-    end = "lowest" if float(value) == min(grid) else "highest" if float(value) == max(grid) else ""
-    return f"{value} ({end} of the grid)" if end and len(grid) > 1 else value
 
 
 def draw(recipe: Recipe, scale: str, runs: Runs, file: Path) -> None:
@@ -228,7 +265,7 @@ def text(recipe: Recipe, scale: str, document: Mapping[str, Any]) -> str:
     lines = [f"{recipe.name} ({scale}): {recipe.title}; {document['says']}"]
     runs = grouped(recipe, scale, document)
     for axis, grid in budgets(recipe, runs).items():
-        lines += ["", f"{BUDGETS.get(axis, 'at the end')}:", *table(recipe, scale, grid, axis, runs)]
+        lines += ["", f"{BUDGETS.get(axis, axis)}:", *table(recipe, scale, grid, axis, runs)]
         lines += verdicts(recipe, grid)
     if recipe.rounds:
         lines += ["", *by_round(runs)]

@@ -1,7 +1,10 @@
 """Running a recipe: cell by cell, in parallel, each stored as soon as it is there; a killed one goes on where it was.
 
-results/NAME.SCALE.json holds one record per finished run. A record is found again by a hash of what the recipe says of
-it, so that a changed recipe runs anew what changed and nothing else.
+1. Every row that is tuned tries the grid on a seed that is not reported. A grid whose best value is at its end is
+   extended by the same ratio until it is not, or until EXTENSIONS values were added on that side.
+2. Every cell is run with the value its row has chosen, on the scale's seeds.
+3. Seeds are added to the cells of a claim until its half intervals are below a third of the difference that the paper
+   claims, or until the scale's `most_seeds`.
 """
 
 from __future__ import annotations
@@ -10,80 +13,56 @@ import hashlib
 import json
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..system import threads
-from ..system.files import to_json, write_whole
 from . import cells
+from .claims import comparisons
+from .numbers import grouped, judged_grid
 from .recipe import Line, Recipe
+from .store import Store, Work
+from .verdicts import needs_seeds
 
 Report = Callable[[str], None]
 
-
-@dataclass(frozen=True)
-class Work:
-    """One run that is wanted."""
-
-    row: Line
-    column: Line
-    seed: int
-    changes: tuple[str, ...]
-    document: dict[str, Any]
-    limits: dict[str, float]
-    by_round: bool
-    key: str
-
-
-class Store:
-    """The finished runs of a recipe at a scale, in one file."""
-
-    def __init__(self, folder: Path, recipe: Recipe, scale: str) -> None:
-        self.file = folder / f"{recipe.name}.{scale}.json"
-        self._head = {"recipe": recipe.name, "scale": scale, "says": recipe.scale(scale).says}
-        self.runs: dict[str, dict[str, Any]] = {}
-        if self.file.is_file():
-            self.runs = {run["key"]: run for run in json.loads(self.file.read_text(encoding="utf-8"))["runs"]}
-
-    def add(self, work: Work, found: dict[str, Any]) -> None:
-        """Stores one run; the file is replaced whole."""
-        head = {"key": work.key, "row": work.row.label, "column": work.column.label, "seed": work.seed}
-        self.runs[work.key] = head | {"changes": list(work.changes)} | found
-        self._write()
-
-    def keep(self, keys: set[str]) -> None:
-        """Drops runs of an earlier form of the recipe."""
-        if not set(self.runs) <= keys:
-            self.runs = {key: run for key, run in self.runs.items() if key in keys}
-            self._write()
-
-    def _write(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        ordered = sorted(self.runs.values(), key=lambda run: (run["row"], run["column"], run["seed"], run["key"]))
-        lines = ",\n".join(to_json(run) for run in ordered)
-        text = json.dumps(self._head)[:-1] + ', "runs": [\n' + lines + "\n]}\n"
-        write_whole(self.file, text)
+EXTENSIONS = 6
+"""Values that are added to a grid on one side, at most."""
 
 
 def reproduce(
     recipe: Recipe, scale: str, folder: Path, *, seeds: int | None = None, jobs: int = 1, report: Report
 ) -> dict[str, Any]:
-    """Runs what is missing; returns the stored document."""
+    """Runs what is missing; returns the stored document. With `seeds`, exactly that many per cell."""
     store = Store(folder, recipe, scale)
     count = seeds or recipe.scale(scale).seeds
-    tuning = list(_tuning(recipe, scale))
-    _run_missing(store, tuning, jobs, report, "tuning")
-    wanted = list(_wanted(recipe, scale, count, store, tuning))
-    _run_missing(store, wanted, jobs, report, "runs")
-    store.keep({work.key for work in [*tuning, *wanted]})
-    document: dict[str, Any] = json.loads(store.file.read_text(encoding="utf-8"))
-    return document
+    tuning = _tune(recipe, scale, store, jobs, report)
+    works = {work.key: work for work in _wanted(recipe, scale, range(count), store, tuning)}
+    _run_missing(store, works.values(), jobs, report, "runs")
+    most = count if seeds else max(count, recipe.scale(scale).most_seeds or 0)
+    while more := list(_more_seeds(recipe, scale, store, tuning, list(works.values()), most)):
+        works |= {work.key: work for work in more}
+        _run_missing(store, more, jobs, report, "more seeds")
+    kept = {work.key for work in tuning} | set(works)
+    kept |= {name for name, run in store.runs.items() if _is_further_seed(recipe, scale, run, works.values())}
+    store.keep(kept)
+    return store.document()
 
 
-def _work(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes: str) -> Work:
+def _is_further_seed(recipe: Recipe, scale: str, run: dict[str, Any], works: Iterable[Work]) -> bool:
+    """Whether a stored run is one more seed of a wanted cell, from a call that asked for more."""
+    cell = (run["row"], run["column"])
+    same = next((each for each in works if (each.row.label, each.column.label) == cell), None)
+    if same is None or run["seed"] >= cells.TUNING_SEED:
+        return False
+    return run["key"] == key(recipe, scale, same.row, same.column, run["seed"], *same.changes)
+
+
+def work(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes: str) -> Work:
+    """One run of a cell."""
     document, limits = recipe.cell(scale, row, column, seed, *changes).resolved(), recipe.limits_at(scale)
     made_of = key(recipe, scale, row, column, seed, *changes)
     return Work(row, column, seed, changes, document, limits, recipe.rounds, made_of)
@@ -97,13 +76,47 @@ def key(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _tuning(recipe: Recipe, scale: str) -> Iterator[Work]:
+# --- tuning ----------------------------------------------------------------------------------------------------------
+
+
+def _tune(recipe: Recipe, scale: str, store: Store, jobs: int, report: Report) -> list[Work]:
+    """Runs the grids of all tuned cells until no best value is at an end; returns all tuning runs."""
     if recipe.tune is None:
-        return
-    grid = recipe.scale(scale).grid or recipe.tune.grid
-    for row, column in _tuned_cells(recipe, scale):
-        for value in grid:
-            yield _work(recipe, scale, row, column, cells.TUNING_SEED, f"{recipe.tune.key}={value!r}")
+        return []
+    begin = sorted(recipe.scale(scale).grid or recipe.tune.grid)
+    grids = {cell: list(begin) for cell in _tuned_cells(recipe, scale)}
+    while True:
+        works = [
+            work(recipe, scale, *cell, cells.TUNING_SEED, f"{recipe.tune.key}={value!r}")
+            for cell, grid in grids.items()
+            for value in grid
+        ]
+        _run_missing(store, works, jobs, report, "tuning")
+        longer = {cell: _extended(recipe, store, works, cell, grid, begin) for cell, grid in grids.items()}
+        if longer == grids:
+            return works
+        grids = longer
+
+
+def _extended(
+    recipe: Recipe, store: Store, works: Sequence[Work], cell: tuple[Line, Line], grid: list[float], begin: list[float]
+) -> list[float]:
+    """The grid with one value more beyond the end where its best value is, by the ratio of the last two."""
+    if len(begin) < 2:
+        return grid
+    tried = [each for each in works if (each.row, each.column) == cell]
+    best = grid[max(range(len(grid)), key=lambda k: _score(recipe, store, tried[k]))]
+    below = sum(value < begin[0] for value in grid)
+    above = sum(value > begin[-1] for value in grid)
+    if best == grid[0] and below < EXTENSIONS:
+        return [_rounded(grid[0] * grid[0] / grid[1]), *grid]
+    if best == grid[-1] and above < EXTENSIONS:
+        return [*grid, _rounded(grid[-1] * grid[-1] / grid[-2])]
+    return grid
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def _tuned_cells(recipe: Recipe, scale: str) -> Iterator[tuple[Line, Line]]:
@@ -115,54 +128,85 @@ def _tuned_cells(recipe: Recipe, scale: str) -> Iterator[tuple[Line, Line]]:
                 yield row, column
 
 
-def _wanted(recipe: Recipe, scale: str, seeds: int, store: Store, tuning: list[Work]) -> Iterator[Work]:
-    rows, columns = recipe.lines(scale)
-    for row in rows:
-        for column in columns:
-            changes = _best(recipe, store, tuning, row, column)
-            for seed in range(seeds):
-                yield _work(recipe, scale, row, column, seed, *changes)
+def _score(recipe: Recipe, store: Store, tried: Work) -> float:
+    """How well a tuning run did, by what the paper counts."""
+    run = store.runs[tried.key]
+    if "diverged" in run:
+        return -math.inf
+    found = run["at"].get(recipe.counts) or run["result"]
+    score = -float(found["loss"]) if recipe.metric == "loss" else float(found["accuracy"])
+    return -math.inf if math.isnan(score) else score
 
 
-def _best(recipe: Recipe, store: Store, tuning: list[Work], row: Line, column: Line) -> tuple[str, ...]:
-    """The change that did best on the tuning seed, by what the paper counts."""
+def _best(recipe: Recipe, store: Store, tuning: Sequence[Work], row: Line, column: Line) -> tuple[str, ...]:
+    """The change that did best on the tuning seed."""
     if recipe.tune is None or not row.tune:
         return ()
     where = recipe.tune.column or column.label
-    tried = [work for work in tuning if work.row == row and work.column.label == where]
-
-    def score(work: Work) -> float:
-        run = store.runs[work.key]
-        if "diverged" in run:
-            return -math.inf
-        found = run["at"].get(recipe.counts) or run["result"]
-        return -float(found["loss"]) if recipe.metric == "loss" else float(found["accuracy"])
-
-    return max(tried, key=score).changes
+    tried = [each for each in tuning if each.row == row and each.column.label == where]
+    return max(tried, key=lambda each: _score(recipe, store, each)).changes
 
 
-def _run_missing(store: Store, works: list[Work], jobs: int, report: Report, what: str) -> None:
-    missing = [work for work in works if work.key not in store.runs]
-    done = len(works) - len(missing)
+# --- runs and their seeds --------------------------------------------------------------------------------------------
+
+
+def _wanted(recipe: Recipe, scale: str, seeds: Iterable[int], store: Store, tuning: Sequence[Work]) -> Iterator[Work]:
+    rows, columns = recipe.lines(scale)
+    chosen = {(row, column): _best(recipe, store, tuning, row, column) for row in rows for column in columns}
+    for seed in seeds:  # seed by seed, so that a recipe that is stopped has something of every cell
+        for (row, column), changes in chosen.items():
+            yield work(recipe, scale, row, column, seed, *changes)
+
+
+def _more_seeds(
+    recipe: Recipe, scale: str, store: Store, tuning: Sequence[Work], works: Sequence[Work], most: int
+) -> Iterator[Work]:
+    """One more seed for each cell of a comparison that cannot be judged yet."""
+    document = {"runs": [store.runs[each.key] for each in works]}
+    grid = judged_grid(recipe, grouped(recipe, scale, document))
+    made = (each for claim in recipe.claims for each in comparisons(claim, grid, recipe.paper_value))
+    wanting = {cell for each in made if needs_seeds(each) for cell in each.cells}
+    rows, columns = recipe.lines(scale)
+    for row in rows:
+        for column in columns:
+            seed = 1 + max(each.seed for each in works if (each.row, each.column) == (row, column))
+            if (row.label, column.label) in wanting and seed < most:
+                yield work(recipe, scale, row, column, seed, *_best(recipe, store, tuning, row, column))
+
+
+def _run_missing(store: Store, works: Iterable[Work], jobs: int, report: Report, what: str) -> None:
+    wanted = list(works)
+    missing = [each for each in wanted if not store.has(each.key)]
+    done = len(wanted) - len(missing)
     if not missing:
         return
-    report(f"{what}: {done} of {len(works)} there, {len(missing)} to do")
-    for count, (work, found) in enumerate(_results(missing, jobs), done + 1):
-        store.add(work, found)
-        result, changes = found["result"], " ".join(work.changes)
-        where = f"{work.row.label} | {work.column.label} | seed {work.seed} {changes}".strip()
-        came = "diverged" if "diverged" in found else f"accuracy {result['accuracy']:.4f}, loss {result['loss']:.4f}"
-        report(f"{what} {count}/{len(works)}  {where}: {came}")
+    report(f"{what}: {done} of {len(wanted)} there, {len(missing)} to do")
+    begun = time.monotonic()
+    for count, (each, found) in enumerate(_results(missing, jobs), 1):
+        store.add(each, found)
+        left = (time.monotonic() - begun) / count * (len(missing) - count)
+        report(f"{what} {done + count}/{len(wanted)}, {_minutes(left)} left  {_told(each, found)}")
+
+
+def _told(each: Work, found: dict[str, Any]) -> str:
+    result, changes = found["result"], " ".join(each.changes)
+    where = f"{each.row.label} | {each.column.label} | seed {each.seed} {changes}".strip()
+    came = "diverged" if "diverged" in found else f"accuracy {result['accuracy']:.4f}, loss {result['loss']:.4f}"
+    return f"{where}: {came}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:
     """The runs as they end: one after the other in this process, or side by side in several."""
     if jobs == 1:
-        yield from ((work, cells.run(work.document, work.limits, work.by_round)) for work in works)
+        yield from ((each, cells.run(each.document, each.limits, each.by_round)) for each in works)
         return
     context, count = multiprocessing.get_context("spawn"), min(jobs, len(works))
     with threads.one_thread_for_children(), ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:
-        waiting = {pool.submit(cells.run, work.document, work.limits, work.by_round): work for work in works}
+        waiting = {pool.submit(cells.run, each.document, each.limits, each.by_round): each for each in works}
         try:
             while waiting:
                 finished, _ = wait(waiting, return_when=FIRST_COMPLETED)

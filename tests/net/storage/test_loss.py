@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aflock.errors import StateError
 from aflock.net.commands.replay import replay
 from aflock.net.storage.data_folder import DataFolder, LostUpdates, snapshots
 from aflock.net.storage.journal import Journal, JournalInUse, JournalReader
+from aflock.system import safetensors_codec
 from tests.net.real_server import ONES, SMALL, NotStarted, Peer, refusal, running, start, working
 from tests.net.storage.folders import begun, let, settings, told, work
 
@@ -161,20 +163,18 @@ def test_a_loss_before_anybody_has_come_back_is_remembered_by_a_snapshot(tmp_pat
 
 
 def test_what_is_no_proof_of_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A torn last line, a damaged one, jobs without an update, and a trace that knows less."""
+    """A torn last line, a damaged one, lines in another order, and a trace that knows less."""
     lived(tmp_path, snapshot=True)
     file = tmp_path / "trace.jsonl"
     whole = file.read_bytes()
     lines = whole.splitlines(keepends=True)
     arrival = next(line for line in reversed(lines) if b'"arrival"' in line)
     assert b'"job": 6' in arrival
-    pull = b'{"kind": "pull", "time": 1.0, "server": 7, "client": 0, "version": 7, "job": 99}\n'
     others = [
         whole + arrival.replace(b'"job": 6', b'"job": 7')[:-1],
         whole + b"\0" * 5000,
         b"".join([*lines[:-1], b"#" + lines[-1][1:]]),
         whole + b"nonsense\n[1]\n" + b'{"kind": "arrival"}\n{"kind": "arrival", "client": "x", "job": "y"}\n',
-        whole + pull,
         b"".join([*lines[:-2], lines[-1], lines[-2]]),
         b"".join(lines[:-3]),
     ]
@@ -188,6 +188,61 @@ def test_what_is_no_proof_of_loss(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     DataFolder(tmp_path, settings(), accept_loss=True).close()
     assert "nothing is missing" in caplog.text
     assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("kind", ["leave", "pull", "hello"])
+def test_a_lost_record_of_any_kind_is_a_loss(tmp_path: Path, kind: str) -> None:
+    """Its sender was answered, too: a client that left must not be back without a word."""
+    with closing(begun(tmp_path)) as store:
+        work(store, 2)
+        let(store, kind, name="bob" if kind == "hello" else "alice", gen=1)
+    _flip_in_last_record(tmp_path)
+    before = listing(tmp_path)
+    line = {"hello": "join"}.get(kind, kind)
+    for _ in range(2):
+        with pytest.raises(LostUpdates, match=f"1 of kind {line} is in .* and not in the journal") as error:
+            DataFolder(tmp_path, settings())
+        assert (error.value.lost, listing(tmp_path)) == ([], before)
+    with closing(DataFolder(tmp_path, settings(), accept_loss=True)) as store:
+        assert store.federation.counts.updates == 2
+        work(store, 1)
+    with closing(DataFolder(tmp_path, settings())) as again:
+        assert again.federation.counts.updates == 3
+    assert replay(tmp_path / "trace.jsonl")["agrees"]
+
+
+def _flip_in_last_record(folder: Path) -> None:
+    raw = bytearray(last_segment(folder).read_bytes())
+    raw[-3] ^= 4
+    last_segment(folder).write_bytes(raw)
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["no snapshot", "a snapshot"])
+def test_a_kept_file_that_is_missing_is_named_and_nothing_is_changed(tmp_path: Path, snapshot: bool) -> None:
+    lived(tmp_path, snapshot=snapshot)
+    kept = (tmp_path / "federation.toml").read_bytes()
+    (tmp_path / "federation.toml").unlink()
+    before = listing(tmp_path)
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"federation\.toml is missing, so nothing says what this federation"):
+            DataFolder(tmp_path, settings({"name": "asgd", "lr": 0.7}))
+        assert listing(tmp_path) == before
+    (tmp_path / "federation.toml").write_bytes(kept)
+    with closing(DataFolder(tmp_path, settings())) as again:
+        assert again.federation.counts.updates == 7
+
+
+def test_a_snapshot_of_a_newer_format_is_not_taken_for_a_damaged_one(tmp_path: Path) -> None:
+    lived(tmp_path, snapshot=True)
+    newest = snapshots(tmp_path)[0]
+    found = safetensors_codec.read(newest)
+    document = json.loads(found.metadata["aflock"]) | {"format": 99}
+    arrays = {name: np.array(array) for name, array in found.arrays.items()}
+    safetensors_codec.write(newest, arrays, {"aflock": json.dumps(document)})
+    before = listing(tmp_path)
+    with pytest.raises(StateError, match="has state format 99, which this version does not read"):
+        DataFolder(tmp_path, settings())
+    assert listing(tmp_path) == before
 
 
 def test_many_lost_updates_are_told_of_in_one_sentence(tmp_path: Path) -> None:

@@ -237,6 +237,13 @@ class Federation:
             norms.append(norm)
         return norms
 
+    def overdue(self) -> list[tuple[str, int]]:
+        """The clients, and their jobs, that the rule wants to start again from the current model."""
+        if self.ended or not self.begun or not self.coordinator.resets_silent:
+            return []
+        late = set(self.coordinator.overdue())
+        return [(c.name, self.coordinator.ticket(c.number).job) for c in self.clients.values() if c.number in late]
+
     # -- records ----------------------------------------------------------------------------------------------------
 
     def apply(self, head: RecordHead, body: BytesLike) -> Any:

@@ -2,7 +2,8 @@
 
     norms      after SETTLED vectors of a name, one longer than `norm_factor` times the longest so far is refused
     undo       a step that leaves the model with numbers that are not finite is undone, and its contributors are named
-    strikes    a client whose job's model has diverged gets no strike for an update that no rule could use
+    strikes    a client gets no strike for an update that no rule could use where its job's model may be the cause:
+               that model has diverged, or the vector is too long, or another client's was not finite, too
 
 The term `norm_factor` switches the first two on; journals of earlier versions do not have it. All decisions depend on
 the state and the record alone, so that a replay makes the same ones; for that, a record holds the norms of its vectors.
@@ -48,9 +49,10 @@ class Guard:
         self._misled: set[int] = set()
         """The numbers of the clients whose last job had a model that has diverged."""
         self.not_finite: dict[str, None] = {}
-        """The names of the clients that have sent numbers that are not finite since an update was last accepted.
+        """The names of the clients that have sent numbers that are not finite since an update of theirs was accepted.
 
-        It is not part of the state: no record is written for a refused update.
+        Of theirs: a client that spoils the model must not be able to take the others' innocence away by an update that
+        is accepted. It is not part of the state: no record is written for a refused update.
         """
         self.undone = ""
         """A sentence about the last step that was undone, for the log; not part of the state."""
@@ -72,15 +74,21 @@ class Guard:
         return ""
 
     def refusal(self, client: ClientRecord, why: str, *, finite: bool) -> Refused:
-        """The refusal of a vector: `unusable`, which counts as a strike, or `diverged`, which does not.
+        """The refusal of a vector: `unusable`, or `diverged` where the model is the cause.
 
-        It is `diverged` if the model of the client's job has diverged. It is also `diverged` if two clients have sent
-        numbers that are not finite and no update was accepted in between: then the model is the likelier cause.
+        It is `diverged` if the model of the client's job has diverged, or if another client has sent numbers that are
+        not finite, too. Only `unusable` numbers that are not finite are a strike: an honest update can be too long
+        because of what others have made of the model, long before that counts as diverged.
         """
         if not finite:
             self.not_finite[client.name] = None
         misled = client.number in self._misled or (not finite and len(self.not_finite) > 1)
-        return diverged(why) if misled else unusable(why)
+        return diverged(why) if misled else unusable(why, is_strike=not finite)
+
+    @property
+    def longest_vectors(self) -> dict[str, dict[str, Any]]:
+        """The largest norm of each vector that was accepted so far, and the client that sent it."""
+        return {name: {"norm": norm, "client": who} for name, (_, norm, who) in self._norms.items() if who}
 
     @property
     def longest(self) -> str:
@@ -103,7 +111,7 @@ class Guard:
             count, largest, sender = self._norms.get(name, _NONE)
             self._norms[name] = (count + 1, norm, client) if norm > largest else (count + 1, largest, sender)
         self._contributors[client] = None
-        self.not_finite.clear()
+        self.not_finite.pop(client, None)
 
     def remove(self, number: int) -> None:
         """Forgets a client that has left."""

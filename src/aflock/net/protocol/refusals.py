@@ -18,6 +18,8 @@ class Refused(AflockError):
     def __init__(self, status: int, code: str, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
         self.status, self.code, self.retry_after = status, code, retry_after
+        self.is_strike = False
+        """Whether the server counts it against the client; the client need not know."""
 
 
 def bad_token() -> Refused:
@@ -40,9 +42,11 @@ def unknown_job() -> Refused:
     return Refused(409, "unknown-job", "this is not your open job: it was answered, dropped or never given; pull again")
 
 
-def unusable(text: str) -> Refused:
-    """An update that was received whole and that no rule can use; it counts as a strike."""
-    return Refused(422, "unusable", text)
+def unusable(text: str, *, is_strike: bool = True) -> Refused:
+    """An update that was received whole and that no rule can use; it counts as a strike, unless said otherwise."""
+    refused = Refused(422, "unusable", text)
+    refused.is_strike = is_strike
+    return refused
 
 
 def diverged(text: str) -> Refused:

@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -390,6 +391,18 @@ class App:
     def _is_uploading(self, name: str, job: int) -> bool:
         return self.updates.is_alive(name, job)
 
+    async def _drop_overdue(self) -> None:
+        """Drops the jobs that have become too old, for a rule that resets silent clients (mr-asyncfl)."""
+        for name, job in self.federation.overdue():
+            if not self.updates.is_being_written(name, job) and not self._is_uploading(name, job):
+                why = "the model of the job is too old"
+                log.info(
+                    "job %d of %s is dropped: %s", job, name, why, extra=fields(event="drop", client=name, job=job)
+                )
+                with suppress(Refused):  # the journal takes no record now: the next check tries again
+                    await self._commits.submit("drop", name=name, j=job, why=why)
+                    self.leases.end(name)
+
     async def _expire(self, name: str, job: int) -> None:
         """Drops a job whose lease has run out, unless its update has arrived."""
         client = self.federation.clients.get(name)
@@ -406,13 +419,14 @@ class App:
         await self._commits.submit("end", why=why, accuracy=accuracy)
 
     async def check_every_second(self) -> None:
-        """Once a second: removes revoked members, drops jobs whose leases ran out, checks waits and a full disk."""
+        """Once a second: removes revoked members, drops late and old jobs, checks waits and a full disk."""
         while True:
             await asyncio.sleep(1.0)
             try:
                 self._reload_members()
                 await self._remove_revoked()
                 await self.leases.check()
+                await self._drop_overdue()
                 self._waiting.check()
                 if self._commits.full and _has_free_space(self.store.folder):
                     self._commits.full = False

@@ -84,6 +84,7 @@ def status(store: DataFolder, counters: ServerCounters, waits: Mapping[str, floa
         "lost": federation.lost,
         "undone": counts.undone,
         "diverged": federation.diverged,
+        "longest_vectors": federation.guard.longest_vectors,
         "refused": dict(counters.refused),
         "updates_per_s": round(counters.rate(counts.updates), 2),
         "staleness_mean": round(counts.staleness_mean, 3),

@@ -211,11 +211,11 @@ class Updates:
     # -- refusals ---------------------------------------------------------------------------------------------------
 
     def _fail(self, request: Request, member: Member, refused: Refused) -> None:
-        """Refuses an update; an unusable one is a strike, and too many strikes in a row suspend the client."""
+        """Refuses an update; it may be a strike, and too many strikes in a row suspend the client."""
         if refused.code == "diverged":
             # The model has diverged, so the updates that were not finite were no fault of their clients.
             self._auth.clear_strikes(*self._federation.guard.not_finite)
-        if refused.code == "unusable" and self._auth.strike(member.name):
+        if refused.is_strike and self._auth.strike(member.name):
             # A suspension is a record of the journal and has to be waited for, which a callback cannot do: so a task.
             task = asyncio.get_running_loop().create_task(self._suspend(request, member, refused))
             self._tasks.add(task)

@@ -35,7 +35,7 @@ from typing import Any
 
 from ... import config, state
 from ...config import ConfigError
-from ...errors import StateError
+from ...errors import NewerFormat, StateError
 from ...events import Event, moment
 from ...system.files import PRIVATE, remove_leftovers, write_whole
 from ...system.words import counted
@@ -67,14 +67,23 @@ A large state would otherwise be written too often.
 
 
 class LostUpdates(StateError):
-    """Acknowledged updates are not in the journal; `lost` has the client and the job of each."""
+    """Acknowledged updates are not in the journal; `lost` has the client and the job of each.
 
-    def __init__(self, folder: Path, lost: list[tuple[str, int]]) -> None:
+    `others` counts what else is lost, by kind: pulls, joins, leaves and the like.
+    """
+
+    def __init__(self, folder: Path, lost: list[tuple[str, int]], others: Mapping[str, int]) -> None:
+        missing = f"in {folder / 'trace.jsonl'} and not in the journal"
+        listed = " and ".join(f"{count} of kind {kind}" for kind, count in sorted(others.items()))
+        if lost:
+            verb = "is" if len(lost) == 1 else "are"
+            what = f"{counted(len(lost), 'acknowledged update')} {verb} {missing} ({_listed(lost)})"
+            what += f", nor are {listed}" if listed else ""
+        else:
+            what = f"{listed} {'is' if sum(others.values()) == 1 else 'are'} {missing}"
         super().__init__(
-            f"{counted(len(lost), 'acknowledged update')} {'is' if len(lost) == 1 else 'are'} in "
-            f"{folder / 'trace.jsonl'} and not in the journal ({_listed(lost)}); restore "
-            f"{folder / 'journal'} from a backup, or go on without them with "
-            "`aflock serve --accept-loss`; nothing was changed"
+            f"{what}; restore {folder / 'journal'} from a backup, or go on without them with `aflock serve "
+            "--accept-loss`; nothing was changed"
         )
         self.lost = lost
 
@@ -123,8 +132,13 @@ class DataFolder:
     def _check_settings(self) -> None:
         """Raises `StateError` if the federation was begun with another rule or model."""
         file = self.folder / "federation.toml"
-        if file.is_file():
+        if file.exists():
             self.settings.check_continues(kept_settings(file), file)
+        elif snapshots(self.folder) or next(iter(self.journal.read(after=0)), None) is not None:
+            raise StateError(
+                f"{file} is missing, so nothing says what this federation was begun with; {_WAY_OUT}; nothing was "
+                "changed"
+            )
 
     def _keep_settings(self) -> None:
         """Writes the federation file into the folder, for the check at the next start."""
@@ -144,9 +158,12 @@ class DataFolder:
         self._seq = seq
         with closing(TraceComparison(self.folder / "trace.jsonl", length)) as trace:
             count, accepted = self._apply_journal(seq, trace)
-            lost = {job: client for job, client in trace.missing().items() if not _covers(accepted, job)}
-        if lost and not accept_loss:
-            raise LostUpdates(self.folder, self._by_name(lost))
+            lost = {job: client for job, client in trace.missing().items() if not _covers(accepted or [], job)}
+            # An accepted loss covers the other lines, too: the start that recorded it may have been killed before it
+            # could write the trace anew.
+            others = Counter[str]() if accepted is not None else trace.missing_others()
+        if (lost or others) and not accept_loss:
+            raise LostUpdates(self.folder, self._by_name(lost), others)
         self.journal.make_writable()
         self._remove_leftovers()
         for file in damaged:  # a damaged snapshot must not count as one of the `snapshots` that are kept
@@ -157,17 +174,20 @@ class DataFolder:
             self._open_federation()
         elif self.federation.terms != self.settings.terms():
             self._change_terms()
-        if lost:
-            self._record_loss(self._by_name(lost), trace.next_job)
+        if lost or others:
+            self._record_loss(self._by_name(lost), others, trace.next_job)
             self._trace.sync()
         elif accept_loss:
             log.warning("--accept-loss was given, but nothing is missing; start the server without it from now on")
         self._trace.flush()
         return count
 
-    def _apply_journal(self, seq: int, trace: TraceComparison) -> tuple[int, list[list[int]]]:
-        """Applies the records after `seq`; returns how many, and the jobs whose loss was accepted at earlier starts."""
-        count, accepted = 0, list[list[int]]()
+    def _apply_journal(self, seq: int, trace: TraceComparison) -> tuple[int, list[list[int]] | None]:
+        """Applies the records after `seq`; returns how many, and the jobs whose loss was accepted at earlier starts.
+
+        The latter is None if no loss was accepted since the snapshot.
+        """
+        count, accepted = 0, None
         for record in self.journal.read(after=seq):
             head = json.loads(record.head)
             self._apply(head, record.body)
@@ -175,7 +195,8 @@ class DataFolder:
             self._since += len(record.head) + len(record.body)
             trace.compare(self._events)
             self._events.clear()
-            accepted += head.get("jobs", []) if head["k"] == "loss" else []
+            if head["k"] == "loss":
+                accepted = [*(accepted or []), *head.get("jobs", [])]
         return count, accepted
 
     def _by_name(self, lost: Mapping[int, int]) -> list[tuple[str, int]]:
@@ -183,9 +204,12 @@ class DataFolder:
         names = {client.number: client.name for client in self.federation.clients.values()}
         return [(names.get(client, f"client {client}"), job) for job, client in sorted(lost.items())]
 
-    def _record_loss(self, lost: list[tuple[str, int]], next_job: int) -> None:
+    def _record_loss(self, lost: list[tuple[str, int]], others: Mapping[str, int], next_job: int) -> None:
         """Writes to the journal that the operator accepts the loss; the numbers of lost jobs are not used again."""
         log.error("going on without %d acknowledged updates that are lost: %s", len(lost), _listed(lost))
+        if others:
+            listed = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(others.items()))
+            log.error("going on without other records that are lost: %s", listed)
         jobs, clients = _ranges(job for _, job in lost), Counter(client for client, _ in lost)
         head: RecordHead = {"k": "loss", "t": self.now(), "count": len(lost), "jobs": jobs, "clients": dict(clients)}
         self._record({**head, "next": next_job + _JOBS_WITHOUT_LINE, "date": time.time()})
@@ -199,6 +223,8 @@ class DataFolder:
             try:
                 saved = state.load(file)
                 self.federation.load_state_dict(saved["state"])
+            except NewerFormat:
+                raise
             except StateError as error:
                 log.warning("the snapshot %s cannot be used; the server takes an older one: %s", file.name, error)
                 damaged.append(file)
@@ -313,15 +339,17 @@ class DataFolder:
             self._trace = None
 
 
+_WAY_OUT = "restore it from a backup, or copy the federation file that the federation was begun with to this path"
+
+
 def kept_settings(file: Path) -> dict[str, Any]:
     """The federation file that a federation was begun with; raises `StateError` if it is empty or cannot be read."""
-    way_out = "restore it from a backup, or copy the federation file that the federation was begun with to this path"
     if file.is_file() and not file.read_bytes().strip(b"\0 \t\r\n"):
-        raise StateError(f"{file} is empty, so it does not say what this federation was begun with; {way_out}")
+        raise StateError(f"{file} is empty, so it does not say what this federation was begun with; {_WAY_OUT}")
     try:
         return config.read(file, "aflock serve --example")
     except ConfigError as error:
-        raise StateError(f"the file that this federation was begun with cannot be read ({error}); {way_out}") from None
+        raise StateError(f"the file that this federation was begun with cannot be read ({error}); {_WAY_OUT}") from None
 
 
 def _listed(lost: list[tuple[str, int]]) -> str:

@@ -2,7 +2,8 @@
 
 All lines are made from the journal. `TraceComparison` compares the two at a start, from the last snapshot on:
 `TraceFile` then writes the lines that a crash has torn or that were never written. A line is written only after its
-record is on the disk, so an arrival in the file that is not in the journal is an acknowledged update that is lost.
+record is on the disk, so a line in the file that is not in the journal is something acknowledged that is lost: an
+arrival is an update, any other line a join, a leave, a pull or the like.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,10 @@ from typing import Any
 from ...events import Event
 
 log = logging.getLogger("aflock.server")
+
+
+_Line = tuple[str, float, int | None, int | None]
+"""Kind, time, client and job of a line. Not its words: another version of aflock may have chosen others."""
 
 
 class TraceComparison:
@@ -42,6 +48,8 @@ class TraceComparison:
         """The lines, made from the journal, to write behind the equal beginning."""
         self._only_in_file: dict[int, int] = {}
         """Arrivals behind the equal beginning that the journal has not caused yet: job -> client."""
+        self._others: Counter[_Line] = Counter()
+        """All other lines behind the equal beginning: how many more of them are in the file than in the journal."""
         self._only_in_journal: set[int] = set()
         """The jobs of arrivals in the journal whose lines have not been read yet."""
         self.next_job = 0
@@ -62,6 +70,8 @@ class TraceComparison:
                 was_read = self._only_in_file.pop(event.job, None) is not None
                 if line and not was_read:  # without a line the file has ended: no line can follow for this job
                     self._only_in_journal.add(event.job)
+            else:
+                self._others[event.kind, event.time, event.client, event.job] -= 1
 
     def missing(self) -> dict[int, int]:
         """The arrivals that are only in the file, after all events were compared: job -> client."""
@@ -70,6 +80,14 @@ class TraceComparison:
         if self._not_json:
             log.warning("trace.jsonl is damaged: %d lines are not JSON; they are written again", self._not_json)
         return self._only_in_file
+
+    def missing_others(self) -> Counter[str]:
+        """What else is only in the file, by kind; call `missing` first."""
+        found: Counter[str] = Counter()
+        for (kind, *_), count in self._others.items():
+            if count > 0:
+                found[kind] += count
+        return found
 
     def close(self) -> None:
         """Closes the file."""
@@ -88,6 +106,8 @@ class TraceComparison:
         try:
             fields: dict[str, Any] = json.loads(line)
             kind, client, job = fields["kind"], fields.get("client"), fields.get("job")
+            if kind != "arrival":
+                self._others[kind, fields["time"], client, job] += 1
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a damaged line proves no loss
             self._not_json += 1
             return

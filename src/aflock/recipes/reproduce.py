@@ -58,7 +58,7 @@ def _is_further_seed(recipe: Recipe, scale: str, run: dict[str, Any], works: Ite
     same = next((each for each in works if (each.row.label, each.column.label) == cell), None)
     if same is None or run["seed"] >= cells.TUNING_SEED:
         return False
-    return run["key"] == key(recipe, scale, same.row, same.column, run["seed"], *same.changes)
+    return bool(run["key"] == key(recipe, scale, same.row, same.column, run["seed"], *same.changes))
 
 
 def work(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes: str) -> Work:

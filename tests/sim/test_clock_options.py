@@ -287,3 +287,37 @@ def test_a_first_job_with_directions_makes_k_steps() -> None:
         while not alone.strategy.version:
             alone.engine.step()
         assert np.allclose(first, alone.strategy.model, atol=1e-6)  # lr = eta_l*K: one step of ace is the whole job
+
+
+# --- the delay of a delay-aware rate ---------------------------------------------------------------------------------
+
+ADAM = (
+    "strategy.name=fedasync",
+    "local.name=adam",
+    "local.alpha=0.5",
+    "partition.clients=4",
+    "delays.name=constant",
+    "delays.value=3.0",
+    "budget.uploads=40",
+)
+
+
+def test_the_delay_may_count_time_and_a_resumed_run_knows_it() -> None:
+    """All four clients take 3 units: the delay in time is 3; in versions it is 0 at first, and 3 once all report."""
+    by_time, _ = finished(*ADAM, "local.delay=time")
+    assert {record.delay for record in by_time.engine.records.values()} == {3.0}
+    by_versions, _ = finished(*ADAM)
+    assert {record.delay for record in by_versions.engine.records.values()} == {3}
+    assert not np.array_equal(by_time.strategy.model, by_versions.strategy.model)  # the first jobs differ
+    with Simulation(experiment(*ADAM, "local.delay=time")) as first:
+        assert not first.run(lambda: first.engine.tally.updates >= 13)
+        saved = first.state_dict()
+    with Simulation(experiment(*ADAM, "local.delay=time")) as second:
+        second.load_state_dict(saved)
+        assert second.run()
+    assert np.array_equal(second.strategy.model, by_time.strategy.model)
+
+
+def test_a_delay_in_time_needs_a_clock() -> None:
+    with pytest.raises(ParameterError, match='delay = "time" needs a clock'):
+        Simulation(experiment(*ADAM, "local.delay=time", "clock.protocol=sampled"))

@@ -93,6 +93,12 @@ class LocalRule(ABC):
     """The vectors it can send."""
     averages: ClassVar[bool] = False
     """Whether the rule itself uses the mean of a job's gradients."""
+
+    @property
+    def delay_unit(self) -> str:
+        """What the `delay` of `train` counts: the "versions" of the client's last staleness, or the "time" it took."""
+        return "versions"
+
     follows: bool = False
     """Whether direction_k is the gradient itself, nothing added, and nothing is remembered of it."""
 
@@ -118,7 +124,7 @@ class LocalRule(ABC):
         """Works on a job.
 
         `needs` and `changes` are the strategy's; `memory` is this client's; `delay` is the staleness the client saw
-        last, for rules that adapt to it.
+        last, or the time its last job took (`delay_unit`), for rules that adapt to it.
         """
         if not (type(steps) is int and steps > 0):
             steps = _count(steps)

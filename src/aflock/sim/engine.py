@@ -38,8 +38,10 @@ class SimulatedClient:
     memory: Memory = field(default_factory=dict)
     number: int = -1
     """Of its latest job."""
-    delay: int = 0
-    """The staleness of its last answer."""
+    delay: float = 0
+    """The staleness of its last answer, or the time its job took, as the local rule counts it."""
+    since: float = 0.0
+    """When it got its latest job."""
     order: Order | None = None
     """The job it has now."""
     uploads: int = 0
@@ -94,6 +96,7 @@ class Engine:
         self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
         self.records: defaultdict[int, SimulatedClient] = defaultdict(SimulatedClient)
+        self._delay_is_time = client_training.rule.delay_unit == "time"
         self._on_upload, self._on_tick = on_upload, on_tick
         self._fruitless = 0
         self.replaying = False
@@ -221,6 +224,7 @@ class Engine:
         client, clock, client_training = job.client, self.clock, self.client_training
         record = self.records[client]
         number = record.number = record.number + 1
+        record.since = clock.now
         steps = client_training.steps_of(client, number)
         length = job.model.nbytes
         down = length * (1 + len(job.extras))
@@ -277,7 +281,8 @@ class Engine:
                 f"of no use ({error}); lower local.eta_l or strategy.lr"
             ) from None
         record = self.records[client]
-        record.order, record.delay = None, receipt.staleness
+        record.order = None
+        record.delay = self.clock.now - record.since if self._delay_is_time else receipt.staleness
         record.uploads += 1
         self._fruitless = 0
         if done.memory:

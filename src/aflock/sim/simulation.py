@@ -274,7 +274,8 @@ class Simulation:
             },
             "tally": engine.tally.state_dict(),
             "seats": [
-                [client, record.number, record.delay, record.uploads] for client, record in engine.records.items()
+                [client, record.number, record.delay, record.uploads, record.since]
+                for client, record in engine.records.items()
             ],  # the name is part of the format
             "memories": {
                 str(client): dict(record.memory) for client, record in engine.records.items() if record.memory
@@ -295,9 +296,9 @@ class Simulation:
         clock = state["clock"]
         engine.opened_at, self._measured_at = clock.get("opened"), clock.get("measured", 0)
         engine.tally = Tally.loaded(state["tally"])
-        for client, number, delay, uploads in state["seats"]:
+        for client, number, delay, uploads, *since in state["seats"]:  # earlier versions saved no time
             memory = dict(state["memories"].get(str(client), {}))
-            engine.records[client] = SimulatedClient(memory, number, delay, uploads=uploads)
+            engine.records[client] = SimulatedClient(memory, number, delay, since[0] if since else 0.0, uploads=uploads)
         for client, saved in state["orders"].items():
             record = engine.records[int(client)]
             record.order = _loaded_order(int(client), saved, record)
@@ -349,6 +350,10 @@ def _check_clock(experiment: Experiment, strategy: Strategy) -> None:
             raise ParameterError(f'{what} needs [clock] protocol = "ticks"; it is "{clock.protocol}"')
     if clock.protocol == "sampled" and clock.refill == "step":
         raise ParameterError('[clock] refill = "step" needs a clock, and the protocol "sampled" has none; leave it out')
+    if clock.protocol == "sampled" and experiment.section("local").params.get("delay") == "time":
+        raise ParameterError(
+            '[local] delay = "time" needs a clock, and the protocol "sampled" has none; use "versions"'
+        )
     if clock.step == "tick" and not strategy.can_take:
         raise ParameterError(
             f'[clock] step = "tick" does not go with {strategy.name}, which aggregates one arrival at a time; use '

@@ -1,6 +1,7 @@
 """Adam and AdamW at the client, with the delay-aware step and early stopping of the AFL paper.
 
-    gamma = gamma_0 / (sqrt(e+1) * (1 + alpha*tau))                   at epoch e, for a client that saw the delay tau
+    gamma = gamma_0 / (sqrt(e+1) * (1 + alpha*tau))                   at epoch e, for a client that saw the delay tau:
+                                                                      versions, or the time its last job took
     gamma <- gamma * (1 + cos(pi*j/J))/2                              cosine annealing over J server rounds, if given
     m <- b1*m + (1-b1)*grad;   v <- b2*v + (1-b2)*grad^2
     x_{k+1} = x_k - gamma * (m/(1-b1^(k+1))) / (sqrt(v/(1-b2^(k+1))) + eps)
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ... import kernels
-from ...params import Params, non_negative, positive, switch, unit, whole
+from ...params import Params, choice, non_negative, positive, switch, unit, whole
 from ...types import Job, Vector
 from ..base import Direction, Known, LocalRule, Task, Walk, sound, start
 from ..registry import register
@@ -37,6 +38,7 @@ class AdamParams(Params):
 
     gamma_0: float = positive(0.001, "step size before its decay")
     alpha: float = non_negative(0.0, "how much a delay shrinks the step")
+    delay: str = choice("versions", ("versions", "time"), "what the delay counts: server versions, or time")
     beta1: float = unit(0.9, "b1, decay of the first moment", zero=True)
     beta2: float = unit(0.999, "b2, decay of the second moment", zero=True)
     eps: float = positive(1e-8, "eps, keeps the division finite")
@@ -55,6 +57,10 @@ class _Adam(LocalRule):
     @property
     def eta_l(self) -> float:
         return self.p.gamma_0
+
+    @property
+    def delay_unit(self) -> str:
+        return self.p.delay
 
     def rate(self, epoch: int, delay: float, version: int) -> float:
         """gamma at an epoch, for a delay, in a server round."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -82,8 +83,13 @@ class _JobTrainer:
     ) -> None:
         self._trainer, self._batches, self._steps, self._cancelled = trainer, batches.endless(), steps, cancelled
         self._task = trainer.task(self._batch, batches.count)
+        self._begun: float | None = None
+        """When the last job began: the time until the next one is the delay of a rule that counts time."""
 
     def __call__(self, job: Job, number: int, memory: Memory, delay: float) -> Trained:
+        if self._trainer.rule.delay_unit == "time":
+            now = time.monotonic()
+            delay, self._begun = (0.0 if self._begun is None else now - self._begun), now
         try:
             return self._trainer.train(job, self._task, self._steps(), memory, delay)
         except MissingVector as error:

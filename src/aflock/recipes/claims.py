@@ -41,6 +41,8 @@ class Comparison:
     """The difference in the paper's own numbers; TWO_POINTS where it has none."""
     printed: bool = False
     """Whether the paper prints these numbers."""
+    margin: float = 0.0
+    """What a claim of nearness has added to the differences."""
 
 
 def comparisons(
@@ -55,7 +57,7 @@ def comparisons(
             seeds = sorted(set.intersection(*(set(grid[cell]) for cell in cells)))
             differences = tuple(margin + sum(sign * grid[cell][seed] for sign, cell in terms) for seed in seeds)
             printed = claim["kind"] != "near" and all(paper(cell) is not None for cell in cells)
-            found.append(Comparison(where, cells, differences, _claimed(claim, terms, paper), printed))
+            found.append(Comparison(where, cells, differences, _claimed(claim, terms, paper), printed, margin))
     return found
 
 

@@ -104,7 +104,7 @@ def summary(recipe: Recipe, scale: str, document: Mapping[str, Any], page: str) 
     lines = []
     for claim in (claim for claim in recipe.claims if claim.get("headline")):
         verdict = judge(claim, grid, recipe.paper_value)
-        link = f"[{recipe.where}]({page}#{_anchor(recipe, scale)})"
+        link = f"[details]({page}#{_anchor(recipe, scale)})"
         about = f"{PAPERS[recipe.paper].short} ({PAPERS[recipe.paper].year})"
         says = f"{claim['says']}{_reading(recipe)}"
         lines.append(f"| {about} | {says} | **{verdict.outcome}** | {evidence(recipe, scale, verdict)} | {link} |")
@@ -122,10 +122,12 @@ def evidence(recipe: Recipe, scale: str, verdict: Verdict) -> str:
         return f"`{scale}`: not run"
     values = weakest.differences
     factor, unit = (100.0, " points") if recipe.metric == "accuracy" else (1.0, f" ({recipe.metric})")
-    ours = f"{factor * sum(values) / len(values):+.3g}"
+    ours = f"{factor * (sum(values) / len(values) - weakest.margin):+.3g}"
     if len(values) > 1:
         ours += f" ± {factor * half_interval(values):.2g}"
     text = f"`{scale}`, {len(values)} seeds; {weakest.where}: {ours}{unit}"
+    if weakest.margin:
+        text += f" (at least {-factor * weakest.margin:g} is near)"
     if weakest.printed:
         text += f" (paper {factor * weakest.claimed:+.3g})"
     if verdict.outcome == OPEN and len(values) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,6 +202,16 @@ def test_the_page_shows_paper_and_ours(tmp_path: Path, monkeypatch: pytest.Monke
     assert "buffers help" in page
     assert "Chosen `strategy.lr`: ASGD:" in page
     assert (tmp_path / "page" / "tiny.laptop.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_number_on_the_committed_pages_comes_from_the_stored_results(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    report.write(root / "results", tmp_path / "reproduction.md", figures=False)
+    made = {file.relative_to(tmp_path): file.read_text() for file in tmp_path.rglob("*.md")}
+    committed = [root / "docs" / "reproduction.md", *(root / "docs" / "reproduction").glob("*.md")]
+    assert {file.relative_to(root / "docs"): file.read_text() for file in committed} == made
+    shown = {match for text in made.values() for match in re.findall(r"\]\((\S+\.png)\)", text)}
+    assert shown == {file.name for file in (root / "docs" / "reproduction").glob("*.png")}
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------

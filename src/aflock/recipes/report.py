@@ -37,15 +37,15 @@ FAR = 0.02
 _FORMS = {"accuracy": ".3f", "loss": ".4g", "time": ".3g"}
 
 
-def write(results: Path, file: Path) -> list[str]:
-    """Writes the first page, the papers' pages and their figures; returns the names of what is in them."""
+def write(results: Path, file: Path, *, figures: bool = True) -> list[str]:
+    """Writes the first page, the papers' pages and (unless told not to) figures; returns the names of what is there."""
     folder = file.parent / file.stem
     rows: list[str] = []
     shown: list[str] = []
     for paper, about in PAPERS.items():
         sections = []
         for recipe, scale, document in _stored(results, paper):
-            sections.append(section(recipe, scale, document, folder))
+            sections.append(section(recipe, scale, document, folder if figures else None))
             rows += summary(recipe, scale, document, f"{folder.name}/{paper}.md")
             shown.append(f"{recipe.name} ({scale})")
         if sections:
@@ -135,16 +135,20 @@ def evidence(recipe: Recipe, scale: str, verdict: Verdict) -> str:
     return text
 
 
-def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Path) -> str:
-    """One recipe: its figure, its table at the budget the paper counts, its claims; the rest is folded."""
+def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Path | None) -> str:
+    """One recipe: its figure, its table at the budget the paper counts, its claims; the rest is folded.
+
+    The figure is drawn into the folder `figures`; None: only its name is written.
+    """
     runs = grouped(recipe, scale, document)
     grids = budgets(recipe, runs)
     main = next((axis for axis in (recipe.counts, "end", *grids) if axis in grids), "end")
     lines = [f"## {_heading(recipe, scale)}", "", f"{recipe.title}. `{scale}`: {document['says']}", ""]
-    figure = figures / f"{recipe.name}.{scale}.png"
+    figure = f"{recipe.name}.{scale}.png"
     if recipe.metric in ("accuracy", "loss", "time"):
-        draw(recipe, scale, runs, figure)
-        lines += [f"![{recipe.title}]({figure.name})", ""]
+        if figures is not None:
+            draw(recipe, scale, runs, figures / figure)
+        lines += [f"![{recipe.title}]({figure})", ""]
     lines += [
         f"{_seeds(runs)}, {BUDGETS.get(main, main)}:",
         "",

@@ -146,6 +146,7 @@ class _NoTraining:
     """Clients without data."""
 
     needs: tuple[str, ...] = ("delta",)
+    delay_unit = "versions"
 
     def examples(self, client: int) -> int:
         """Any number."""

@@ -69,6 +69,11 @@ class ClientTraining:
         """How many of a client's examples are for validation; one at least is left to train on."""
         return min(round(self.validation * count), count - 1)
 
+    @property
+    def delay_unit(self) -> str:
+        """What the local rule's delay counts: versions or time."""
+        return self.rule.delay_unit
+
     def clear(self) -> None:
         """Frees the memory of the clients' examples; a client's next job gathers them again."""
         self._clients.clear()

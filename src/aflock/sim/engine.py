@@ -96,7 +96,7 @@ class Engine:
         self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
         self.records: defaultdict[int, SimulatedClient] = defaultdict(SimulatedClient)
-        self._delay_is_time = client_training.rule.delay_unit == "time"
+        self._delay_is_time = client_training.delay_unit == "time"
         self._on_upload, self._on_tick = on_upload, on_tick
         self._fruitless = 0
         self.replaying = False

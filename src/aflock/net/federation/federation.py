@@ -387,11 +387,11 @@ class Federation:
             wire.split(body, head["n"], head["enc"], self.length)
         )  # `check_vectors` has checked them before the record
         update = Update(client.number, head["v"], vectors, head["s"], head["e"], job)
-        ticket, before = coordinator.ticket(client.number), self._before_step()
+        before = self._before_step()
         try:
             receipt = coordinator.push(update, self.now)
         except InputError as error:
-            if self._passes_checks(update, ticket):
+            if self._passes_checks(update, coordinator.ticket(client.number)):
                 raise  # the update is correct, so the strategy has failed
             raise unusable(str(error)) from None
         self.counts.add(receipt)

@@ -121,8 +121,7 @@ class Guard:
 
     def before_step(self, strategy: Strategy, *, guarded: bool) -> Before:
         """Call it before an update, a leave or the end is applied, and give its result to `after_step`."""
-        sound = guarded and math.isfinite(strategy.largest)
-        return strategy.version, strategy.model if sound else None
+        return strategy.version, strategy.model if guarded else None
 
     def after_step(self, before: Before, coordinator: Coordinator, now: float) -> str:
         """Undoes a step that left the model with numbers that are not finite, and returns a sentence about it; else "".
@@ -133,7 +132,8 @@ class Guard:
         if strategy.version == version:
             return ""
         names, self._contributors = list(self._contributors), {}
-        if model is None or math.isfinite(strategy.largest):
+        # A model that was not finite before the step is not put back: the step may even have mended it.
+        if model is None or math.isfinite(strategy.largest) or not math.isfinite(kernels.largest(model)):
             return ""
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         self.undone = (

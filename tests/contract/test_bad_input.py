@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -218,6 +219,39 @@ BAD_PARAMETERS: list[tuple[str, dict[str, Any], str]] = [
 def test_bad_parameters(name: str, params: dict[str, Any], text: str) -> None:
     with pytest.raises(errors.ParameterError, match=text):
         strategies.create(name, clients=N, **params)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "text"),
+    [
+        ("fedasync", {"staleness": "constant", "a": 0.9}, "a=0.9 has no effect with staleness='constant'"),
+        ("fedasync", {"staleness": "polynomial", "b": 7}, "b=7 has no effect with staleness='polynomial'"),
+        ("delay-adaptive", {"mode": "drop", "smoothness": 2.0}, "smoothness=2.0 has no effect with mode='drop'"),
+        ("mr-asyncfl", {"reset": "silent"}, "reset='silent' has no effect with max_staleness=None"),
+        ("ace", {"memory": "client", "cache": "int8"}, "cache='int8' has no effect with memory='client'"),
+        ("masfl", {"gamma": 0.1, "smoothness": 2.0}, "smoothness=2.0 has no effect with gamma=0.1"),
+    ],
+)
+def test_a_parameter_that_would_do_nothing_is_refused(name: str, params: dict[str, Any], text: str) -> None:
+    """Its default may be given: it says nothing that does not happen. `used` leaves it out."""
+    with pytest.raises(errors.ParameterError, match=re.escape(f"{name}: {text}; leave it out")):
+        strategies.create(name, clients=N, **params)
+    idle, kind = list(params)[-1], strategies.get(name).params
+    default = {item["name"]: item["default"] for item in kind.describe()}[idle]
+    made = strategies.create(name, clients=N, **(params | {idle: default}))
+    assert idle not in made.p.used()
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("fedasync", {"staleness": "hinge", "a": 0.9, "b": 7}),
+        ("mr-asyncfl", {"max_staleness": 0, "reset": "silent"}),
+    ],
+)
+def test_a_parameter_whose_option_is_chosen_is_taken(name: str, params: dict[str, Any]) -> None:
+    """A bound of 0 is given, too: only None is not."""
+    assert params.items() <= strategies.create(name, clients=N, **params).p.used().items()
 
 
 @pytest.mark.parametrize("name", strategies.names())

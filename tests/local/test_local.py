@@ -233,6 +233,17 @@ def test_early_stopping_returns_the_best_epoch() -> None:
     assert np.array_equal(done.vectors["model"], seen[1])
 
 
+@pytest.mark.parametrize("epochs", [5, 4], ids=["stopped early", "out of steps"])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_a_direction_is_divided_by_the_rates_up_to_the_best_epoch(name: str, epochs: int) -> None:
+    """A gradient of 1 makes every step as long as its rate: the direction is 1, whichever epoch was the best."""
+    losses = iter([5.0, 3.0, 4.0, 4.0, 4.0])
+    task = local.Task(lambda x, k: v(1), batches=3, validation=lambda x: next(losses))
+    done = local.create(name, patience=3).train(job(v(0)), task, 3 * epochs, needs=("direction",))
+    assert done.steps == 3 * epochs
+    assert done.vectors["direction"] == pytest.approx(1.0, rel=1e-5)
+
+
 def test_without_early_stopping_validation_is_not_asked() -> None:
     def never(x: Vector) -> float:
         raise AssertionError

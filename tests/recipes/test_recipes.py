@@ -26,7 +26,7 @@ from aflock.recipes.numbers import budgets, grouped
 from aflock.recipes.papers import Paper
 from aflock.recipes.recipe import Recipe, parse
 from aflock.recipes.reproduce import EXTENSIONS, reproduce
-from aflock.recipes.verdicts import holm, judge, p_value, visible
+from aflock.recipes.verdicts import holm, judge, needs_seeds, p_value, visible
 
 TINY: dict[str, Any] = {
     "recipe": {"title": "tiny", "paper": "0", "where": "nowhere", "limits": {"versions": 4, "uploads": 12}},
@@ -267,6 +267,14 @@ def test_p_values_and_what_could_have_been_seen() -> None:
     assert p_value([0.0, 0.0]) == 1.0
     seen = visible(Comparison("x", (), (1.0, 2.0, 3.0), 0.02))
     assert seen == pytest.approx((4.30265 + 1.06066) / 3**0.5, abs=1e-4)
+
+
+def test_more_seeds_are_needed_until_the_half_interval_is_a_third_of_the_claim() -> None:
+    """Differences 1, 2, 3: the half interval is 4.30265/sqrt 3 = 2.484, a third of 7.452."""
+    for claimed, more in ((7.46, False), (7.44, True), (-7.46, False), (-7.44, True)):
+        assert needs_seeds(Comparison("x", (), (1.0, 2.0, 3.0), claimed)) is more
+    assert needs_seeds(Comparison("x", (), (1.0,), 100.0))  # one seed has no interval
+    assert not needs_seeds(Comparison("x", (), (0.5, 0.5), 0.1))
 
 
 def test_seeds_are_added_until_a_claim_can_be_judged(tmp_path: Path) -> None:

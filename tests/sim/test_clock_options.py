@@ -321,3 +321,11 @@ def test_the_delay_may_count_time_and_a_resumed_run_knows_it() -> None:
 def test_a_delay_in_time_needs_a_clock() -> None:
     with pytest.raises(ParameterError, match='delay = "time" needs a clock'):
         Simulation(experiment(*ADAM, "local.delay=time", "clock.protocol=sampled"))
+
+
+def test_the_model_at_the_last_tick_is_measured_before_the_last_partial_buffer() -> None:
+    simulation, events = finished(*TICKS, "strategy.name=fedbuff", "strategy.buffer=9", "delays.mean=9.0")
+    assert any(event.kind == "flush" for event in events)
+    before, after = simulation.measurements[-2:]
+    assert before.time == after.time == 40
+    assert after.versions == before.versions + 1

@@ -47,8 +47,9 @@ def run(document: Mapping[str, Any], limits: Mapping[str, float], by_round: bool
 
 
 def _within(curve: Sequence[Measurement], axis: str, limit: float) -> dict[str, float] | None:
-    if axis == "ticks":  # a run with a budget of ticks ends there
-        return {"accuracy": curve[-1].accuracy, "loss": curve[-1].loss}
+    if axis == "ticks":  # the run ends there; its last partial buffer, used after that, does not count
+        last = next(measured for measured in curve if measured.time == curve[-1].time)
+        return {"accuracy": last.accuracy, "loss": last.loss}
     if axis == "accuracy":  # the first time it is reached
         reached = next((measured for measured in curve if measured.accuracy >= limit), None)
         return None if reached is None else {"time": reached.time, "versions": reached.versions}

@@ -40,6 +40,7 @@ _FORMS = {"accuracy": ".3f", "loss": ".4g", "time": ".3g"}
 def write(results: Path, file: Path, *, figures: bool = True) -> list[str]:
     """Writes the first page, the papers' pages and (unless told not to) figures; returns the names of what is there."""
     folder = file.parent / file.stem
+    folder.mkdir(parents=True, exist_ok=True)
     rows: list[str] = []
     shown: list[str] = []
     for paper, about in PAPERS.items():
@@ -257,7 +258,8 @@ def draw(recipe: Recipe, scale: str, runs: Runs, file: Path) -> None:
         if curves:
             panels[column.label] = curves
     file.parent.mkdir(parents=True, exist_ok=True)
-    axis, metric = ("time", "accuracy") if recipe.metric == "time" else ("uploads", recipe.metric)
+    metric = "accuracy" if recipe.metric == "time" else recipe.metric
+    axis = "time" if recipe.metric == "time" or recipe.counts == "ticks" else "uploads"
     panels_figure(file, panels, axis, f"{recipe.name}, {scale}: {recipe.title}", metric)
 
 

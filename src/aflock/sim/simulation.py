@@ -186,6 +186,8 @@ class Simulation:
 
     def finish(self) -> None:
         """Lets the rule use its last partial buffer, and measures the final model."""
+        if self.engine.step_per_tick and self.strategy.pending:
+            self._measure()  # a budget of ticks may end far from a step: the last partial buffer is not part of it
         self.coordinator.finish(self.engine.clock.now)
         self._measure()
 

@@ -351,7 +351,7 @@ def _config(options: argparse.Namespace) -> int:
     if options.explain:
         print(experiment.explain())
     elif options.example or not options.file:
-        print(experiment.Experiment.build({}, options.set).text(), end="")
+        print(experiment.Experiment.build({}, options.set).template(), end="")
     else:
         print(experiment.Experiment.read(options.file, options.set).text(), end="")
     return 0
@@ -429,7 +429,8 @@ def _check_results(options: argparse.Namespace, folder: Path, say: Callable[[str
         raise InputError(f"{folder} holds no results of {options.name or 'any recipe'}; run `aflock reproduce` first")
     found = [check(recipe, scale, folder, count=options.cells, report=say) for recipe, scale in stored]
     agree, differ = (sum(counts) for counts in zip(*found, strict=True))
-    print(f"{agree} of {agree + differ} runs agree; {differ} do not and are marked as stale in {folder}")
+    told = f"; {differ} do not and are marked as stale in {folder}" if differ else ""
+    print(f"{agree} of {agree + differ} runs agree{told}")
     return 1 if differ else 0
 
 

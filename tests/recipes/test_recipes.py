@@ -191,7 +191,7 @@ def test_the_page_shows_paper_and_ours(tmp_path: Path, monkeypatch: pytest.Monke
     assert report.write(tmp_path / "results", tmp_path / "page.md") == ["tiny (laptop)"]
     first = (tmp_path / "page.md").read_text()
     assert "| Tiny (2026) | buffers help | **" in first
-    assert "`laptop`, 2 seeds; ASGD, " in first
+    assert "`laptop`, 2 seeds; Buff minus ASGD, " in first
     assert "](page/tiny.md#tiny-laptop) |" in first
     page = (tmp_path / "page" / "tiny.md").read_text()
     assert "## tiny, laptop" in page

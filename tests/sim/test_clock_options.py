@@ -132,6 +132,7 @@ def test_a_run_whose_last_ticks_are_empty_ends_at_its_budget() -> None:
         (("evaluation.unit=ticks",), 'unit = "ticks" needs [clock] protocol = "ticks"'),
         (("clock.protocol=sampled", "clock.refill=step"), 'refill = "step" needs a clock'),
         (("clock.protocol=ticks", "clock.step=tick", "strategy.name=mr-asyncfl"), "one arrival at a time"),
+        ((*SILENT, "clock.protocol=sampled"), "needs jobs that are under way"),
         (("clock.refill=step", "clock.concurrency=5", "strategy.name=fedbuff"), "could never fill a buffer of 10"),
         (("clock.refill=step", "clock.concurrency=5", "strategy.name=fedavg"), "raise concurrency to at least 40"),
         (("clock.refill=step", "partition.clients=5", "strategy.name=fedbuff"), "with 5 places"),

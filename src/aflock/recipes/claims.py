@@ -78,20 +78,22 @@ def _terms(claim: Mapping[str, Any], grid: Grid) -> Iterator[tuple[str, Terms]]:
         case "better":
             for column in columns:
                 for other in claim["than"]:
-                    yield f"{other}, {column}", ((1, (claim["row"], column)), (-1, (other, column)))
+                    where = f"{claim['row']} minus {other}, {column}"
+                    yield where, ((1, (claim["row"], column)), (-1, (other, column)))
         case "near":
             for row in rows:
-                yield row, ((1, (row, claim["column"])), (-1, (row, claim["to"])))
+                where = f"{claim['column']} minus {claim['to']}, {row}"
+                yield where, ((1, (row, claim["column"])), (-1, (row, claim["to"])))
         case "steadier":
             easy, hard = columns
             for other in claim["than"]:
                 loses = ((1, (other, easy)), (-1, (other, hard)), (-1, (claim["row"], easy)), (1, (claim["row"], hard)))
-                yield f"{other}, {easy} to {hard}", loses
+                yield f"what {other} loses minus what {claim['row']} loses, {easy} to {hard}", loses
         case "falling" if "columns" in claim:
             for row in rows:
                 for first, second in pairwise(columns):
-                    yield f"{row}, {first} to {second}", ((1, (row, first)), (-1, (row, second)))
+                    yield f"{row}: {first} minus {second}", ((1, (row, first)), (-1, (row, second)))
         case "falling":
             for column in columns:
                 for first, second in pairwise(rows):
-                    yield f"{column}, {first} to {second}", ((1, (first, column)), (-1, (second, column)))
+                    yield f"{column}: {first} minus {second}", ((1, (first, column)), (-1, (second, column)))

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError
 from ..reports.figures import panels_figure
 from ..reports.tables import half_interval
 from ..system.files import write_whole
@@ -40,6 +41,12 @@ _FORMS = {"accuracy": ".3f", "loss": ".4g", "time": ".3g"}
 def write(results: Path, file: Path, *, figures: bool = True) -> list[str]:
     """Writes the first page, the papers' pages and (unless told not to) figures; returns the names of what is there."""
     folder = file.parent / file.stem
+    if not any(_stored(results, paper) for paper in PAPERS):
+        smoke = len(list(results.glob("*.smoke.json")))
+        raise InputError(
+            f"{results} holds no results of the scales laptop and paper ({smoke} of smoke, which no page shows); run "
+            "`aflock reproduce` first"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[str] = []
     shown: list[str] = []
@@ -50,7 +57,8 @@ def write(results: Path, file: Path, *, figures: bool = True) -> list[str]:
             rows += summary(recipe, scale, document, f"{folder.name}/{paper}.md")
             shown.append(f"{recipe.name} ({scale})")
         if sections:
-            head = [f"# {about.title}", "", f"{about.source}. Short name here: {paper}. {_ONE_PAPER}", ""]
+            back = f"[All papers](../{file.name}) has the verdicts in one table and says how to read these."
+            head = [f"# {about.title}", "", f"{about.source}. Short name here: {paper}. {back}", ""]
             write_whole(folder / f"{paper}.md", "\n".join([*head, *sections]) + "\n")
     write_whole(file, "\n".join([_HEAD, *_TABLE, *rows, "", _METHOD]) + "\n")
     return shown
@@ -79,23 +87,22 @@ _TABLE = [
 
 _METHOD = """## How to read it
 
+- **Claims**: of each table or figure the one to three that the paper's text is about; the papers' pages have them all.
 - **Evidence**: the scale (`paper`: the paper's set-up; `laptop`: a smaller model or horizon, so that only the order of
   rules can be compared), the seeds, and the comparison that decides the verdict: our mean difference with half its
   95 % interval, and the paper's difference where it prints one. Points are percentage points of test accuracy.
 - **Verdicts**: differences are paired by seed (the same seed is the same data, split and schedule), tested by Student's
   t with Holm's correction over the comparisons of one claim. A claim *holds* if every comparison is on its side beyond
   chance at 5 %, *fails* if any is on the other side, and is *too close to tell* otherwise; then the evidence says which
-  difference would have been seen.
+  difference would have shown, in four cases of five.
 - **Learning rates** are chosen per row on a seed that is not reported, by the metric that the paper reports; a grid
   whose best value is at its end is extended until it is not.
-- **Seeds** are added until the half interval is below a third of the difference the paper claims, or up to the scale's
-  limit.
+- **Seeds** are added until the half interval is below a third of the difference the paper claims, or up to the limit of
+  the recipe's scale; a recipe without such a limit has a fixed number.
 - **Stale**: `aflock reproduce --check` runs stored cells again, bit for bit on the same kind of CPU, within the spread
   of the seeds elsewhere; what does not agree is marked.
 - [What "the same bits" promises](design.md#the-same-bits) says why two machines may differ.
 """
-
-_ONE_PAPER = "[All papers](../reproduction.md) has the verdicts in one table and says how to read these."
 
 
 def summary(recipe: Recipe, scale: str, document: Mapping[str, Any], page: str) -> list[str]:
@@ -128,11 +135,11 @@ def evidence(recipe: Recipe, scale: str, verdict: Verdict) -> str:
         ours += f" ± {factor * half_interval(values):.2g}"
     text = f"`{scale}`, {len(values)} seeds; {weakest.where}: {ours}{unit}"
     if weakest.margin:
-        text += f" (at least {-factor * weakest.margin:g} is near)"
+        text += f" (the claim allows {-factor * weakest.margin:g})"
     if weakest.printed:
         text += f" (paper {factor * weakest.claimed:+.3g})"
     if verdict.outcome == OPEN and len(values) > 1:
-        text += f"; {factor * visible(weakest, len(verdict.comparisons)):.2g} would have been seen"
+        text += f"; a difference of {factor * visible(weakest, len(verdict.comparisons)):.2g} would have shown"
     return text
 
 

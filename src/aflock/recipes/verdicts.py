@@ -40,6 +40,8 @@ class Verdict:
     @property
     def detail(self) -> str:
         """How many comparisons are on which side, and where it failed or stayed open."""
+        if all(len(each.differences) < 2 for each in self.comparisons):
+            return "one seed: not judged" if self.comparisons else "not run"
         held = self.signs.count(1)
         text = f"{held} of {len(self.signs)} comparisons hold"
         against, undecided = self._with_sign(-1), self._with_sign(0)
@@ -49,7 +51,7 @@ class Verdict:
             text += f"; undecided in {_some(undecided)}"
         seen = [visible(each, len(self.comparisons)) for each in undecided if len(each.differences) > 1]
         if seen and self.outcome == OPEN:
-            text += f"; a difference of {100 * max(seen):.1f} points would have been seen"
+            text += f"; a difference of {max(seen):.2g} would have shown"
         return text
 
     @property

@@ -127,6 +127,8 @@ class Experiment:
     sections: dict[str, Params | Named]
     changes: tuple[str, ...] = field(default=(), compare=False)
     """What was changed by --set; it is in the sections already."""
+    auto_sends: bool = field(default=False, compare=False)
+    """Whether the file has left [strategy] sends to be chosen."""
 
     @staticmethod
     def read(path: str | Path, changes: Iterable[str] = ()) -> Experiment:
@@ -141,8 +143,9 @@ class Experiment:
         merged = SCHEMA.merge(document, changes)
         split = merged.get("partition", {})
         clients = split.pop("clients", None if split.get("name") == "key" else CLIENTS)
-        sections = sends.resolved(merged, SCHEMA.check, SCHEMA.named["strategy"].default)
-        return Experiment(clients, sections, changes)
+        default = SCHEMA.named["strategy"].default
+        auto_sends = sends.is_auto(merged, default)
+        return Experiment(clients, sends.resolved(merged, SCHEMA.check, default), changes, auto_sends)
 
     def variant(self, strategy: str, seed: int) -> Experiment:
         """The same experiment with another rule and every seed moved on by `seed`.
@@ -172,6 +175,13 @@ class Experiment:
     def text(self) -> str:
         """The resolved file."""
         return config.text(self.resolved())
+
+    def template(self) -> str:
+        """The resolved file to start from: what the file left to be chosen stays so, whatever is changed in it."""
+        document = self.resolved()
+        if self.auto_sends:
+            document["strategy"]["sends"] = sends.AUTO
+        return config.text(document)
 
 
 def explain() -> str:

@@ -352,6 +352,11 @@ def _check_clock(experiment: Experiment, strategy: Strategy) -> None:
             raise ParameterError(f'{what} needs [clock] protocol = "ticks"; it is "{clock.protocol}"')
     if clock.protocol == "sampled" and clock.refill == "step":
         raise ParameterError('[clock] refill = "step" needs a clock, and the protocol "sampled" has none; leave it out')
+    if clock.protocol == "sampled" and getattr(strategy.p, "reset", "") == "silent":
+        raise ParameterError(
+            '[strategy] reset = "silent" needs jobs that are under way, and the protocol "sampled" has none; use '
+            '"arrival"'
+        )
     if clock.protocol == "sampled" and experiment.section("local").params.get("delay") == "time":
         raise ParameterError(
             '[local] delay = "time" needs a clock, and the protocol "sampled" has none; use "versions"'

@@ -6,7 +6,7 @@ model only by the direction of its steps; for plain SGD both are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import local, strategies
@@ -14,13 +14,15 @@ from .. import local, strategies
 AUTO = "auto"
 
 
-def resolved(document: dict[str, Any], check: Callable[[dict[str, Any]], dict[str, Any]], default: str) -> Any:
-    """The sections of a file, checked by `check`, with `sends` chosen where the file leaves it out or says "auto".
+def is_auto(document: Mapping[str, Any], default: str) -> bool:
+    """Whether a file leaves `sends` to be chosen; `default` is the strategy of a file that names none."""
+    strategy = document.get("strategy", {})
+    return _has_sends(strategy.get("name", default)) and strategy.get("sends", AUTO) == AUTO
 
-    `default` is the strategy of a file that names none.
-    """
-    strategy = document.setdefault("strategy", {})
-    is_open = _has_sends(strategy.get("name", default)) and strategy.get("sends", AUTO) == AUTO
+
+def resolved(document: dict[str, Any], check: Callable[[dict[str, Any]], dict[str, Any]], default: str) -> Any:
+    """The sections of a file, checked by `check`, with `sends` chosen where the file leaves it out or says "auto"."""
+    strategy, is_open = document.setdefault("strategy", {}), is_auto(document, default)
     if is_open:
         strategy.pop("sends", None)  # no rule knows the word
     sections = check(document)

@@ -89,6 +89,8 @@ class Coordinator:
         if strategy.largest_cohort is not None and probabilities is not None:
             _check_cohort(strategy.largest_cohort, sum(weight > 0 for weight in probabilities.values()))
         self._in_rounds = strategy.largest_cohort is not None
+        self._plain_places = None if self._in_rounds or self._refill_at_step else concurrency
+        """The number of places, if open jobs are all that takes one; None otherwise."""
         self._emit = on_event
         self._next = 0
         self._now = math.nan  # no time is later: everything is refused until `start`
@@ -259,8 +261,8 @@ class Coordinator:
             self._check_time(now)
         at = self._at
         jobs = self.dispatch_first(now) if at.first else []
-        counted = self._in_rounds or self.concurrency is None or self._refill_at_step
-        free = self._slots() if counted else self.concurrency - len(at.open)  # type: ignore[operator]
+        # `_slots`, inlined for the usual case: this runs for every event of a simulation
+        free = self._slots() if self._plain_places is None else self._plain_places - len(at.open)
         while free > 0 and (client := at.idle.draw()) is not None:
             jobs.append(self._hand_out(client, now))
             free -= 1
@@ -345,8 +347,11 @@ class Coordinator:
         client = int(update.client)
         del at.open[client]
         same = strategy.version == version and started == strategy.started
-        rests = self._in_rounds or not started or (self._refill_at_step and not first)
-        if same and rests and receipt.outcome != "rejected":  # until the round, the opening or the step ends
+        if (
+            same  # neither the round nor the opening has ended, nor (with refill at steps) has the model moved
+            and (self._in_rounds or not started or (self._refill_at_step and not first))
+            and receipt.outcome != "rejected"
+        ):
             at.resting[client] = None
         else:
             if self._in_rounds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 from ..types import Receipt
 
 HISTOGRAM = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Upper ends of the classes that staleness is counted in; one more class is open above."""
+"""Upper ends of the classes that staleness is counted in, powers of two; one more class is open above."""
+
+_OPEN_CLASS = len(HISTOGRAM)
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Tally:
         self.staleness_sum += staleness
         if staleness > self.staleness_max:
             self.staleness_max = staleness
-        self.staleness[bisect_left(HISTOGRAM, staleness)] += 1
+        self.staleness[min((staleness - 1).bit_length() + 1, _OPEN_CLASS) if staleness else 0] += 1
 
     @property
     def staleness_mean(self) -> float:

@@ -96,13 +96,16 @@ class Engine:
         self.clock: Clock[Item | Order] = Clock()
         self.tally = Tally()
         self.records: defaultdict[int, SimulatedClient] = defaultdict(SimulatedClient)
+        self._push = coordinator.take if step_per_tick else coordinator.push
+        self._resets_silent = coordinator.resets_silent
         self._delay_is_time = client_training.delay_unit == "time"
         self._on_upload, self._on_tick = on_upload, on_tick
         self._fruitless = 0
         self.replaying = False
         """Whether a trace says what happens; it then also says which clients are reset."""
         self.opened_at: float | None = None
-        """When the rule had started, its first gradients in: ticks are counted from then on."""
+        """When the rule had started; None: it has not."""
+        self._last_tick = math.inf
 
     @property
     def by_client(self) -> dict[int, int]:
@@ -166,8 +169,8 @@ class Engine:
         due = heap[0][0]
         if due >= self.budget.time:
             clock.now = self.budget.time
-        elif self.opened_at is not None and due > self.opened_at + self.budget.ticks:
-            clock.now = self.opened_at + self.budget.ticks  # the last ticks are empty
+        elif due > self._last_tick:
+            clock.now = self._last_tick  # the last ticks are empty
         elif not self.ticks:
             item = clock.next()
             if type(item) is Order and self.records[item.job.client].order is item:
@@ -189,7 +192,7 @@ class Engine:
 
     def end_tick(self) -> None:
         """All that was due in this tick has happened: makes the server step, if the tick has one."""
-        if self.step_per_tick and self.coordinator.step(self.clock.now):
+        if self.step_per_tick and self.coordinator.step(self.clock.now) and self._resets_silent:
             self._reset_overdue()
         self._note_opening()
         if self._on_tick is not None:
@@ -197,11 +200,15 @@ class Engine:
 
     def _note_opening(self) -> None:
         if self.opened_at is None and self.coordinator.strategy.started:
-            self.opened_at = self.clock.now
+            self.open_at(self.clock.now)
+
+    def open_at(self, time: float) -> None:
+        """The rule has started, its first gradients in: ticks are counted from this time on."""
+        self.opened_at, self._last_tick = time, time + self.budget.ticks
 
     def _reset_overdue(self) -> None:
         """Clients whose job has become too old start again from the current model, where the rule wants that."""
-        if not self.coordinator.resets_silent or self.replaying:
+        if self.replaying:
             return
         for client in self.coordinator.overdue():
             self.withdraw(client)
@@ -274,7 +281,7 @@ class Engine:
         done = self.executor.result(order)
         update = Update(client, job.version, done.vectors, done.steps, self.client_training.examples(client), job.id)
         try:
-            receipt = self.coordinator.push(update, self.clock.now, step=not self.step_per_tick)
+            receipt = self._push(update, self.clock.now)
         except VectorError as error:
             raise Diverged(
                 f"training diverges: at version {self.coordinator.strategy.version} the update of client {client} is "
@@ -290,7 +297,7 @@ class Engine:
         self.tally.add(receipt, done.steps, job.model.nbytes * len(done.vectors))
         if self._on_upload is not None:
             self._on_upload(self, receipt)
-        if receipt.applied:
+        if self._resets_silent:
             self._reset_overdue()
 
     def _on_lease(self, item: Item) -> None:

@@ -296,7 +296,9 @@ class Simulation:
         engine = self.engine
         self.coordinator.load_state_dict(state["coordinator"])
         clock = state["clock"]
-        engine.opened_at, self._measured_at = clock.get("opened"), clock.get("measured", 0)
+        self._measured_at = clock.get("measured", 0)
+        if clock.get("opened") is not None:
+            engine.open_at(clock["opened"])
         engine.tally = Tally.loaded(state["tally"])
         for client, number, delay, uploads, *since in state["seats"]:  # earlier versions saved no time
             memory = dict(state["memories"].get(str(client), {}))

@@ -207,7 +207,14 @@ class Strategy(ABC):
 
     def receive(self, update: Update) -> Receipt:
         """Takes one arrival. Bad input raises and changes nothing; what is kept is copied; the cost is O(d)."""
-        update, staleness = self._checked(update)
+        if not self.started:  # `_checked`, inlined: this runs for every arrival
+            self._require_start()
+        update, version = self.check_numbers(update), self.version
+        staleness = version - update.version
+        if not 0 <= staleness <= version:
+            self._checked(update)  # raises
+        if type(update.vectors) is not Sound:
+            update = self._check_vectors(update)
         if not self.taken:
             return self._receive(update, staleness)
         receipt = self._take(update, staleness)

@@ -71,6 +71,8 @@ class Strategy(ABC):
     takes: ClassVar[tuple[str, ...]] = ()
     """The attributes that hold what was taken and not stepped with; a state has them only where there is any."""
 
+    older = False
+    """Whether the rule goes on with what an earlier version of aflock began, and must do as that version did."""
     version: int
     """t, the number of server updates so far."""
     make_rows: RowMaker = staticmethod(rows.create)

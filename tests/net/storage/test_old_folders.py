@@ -22,6 +22,10 @@ from tests.net.real_server import Peer, invite, running
 FOLDERS = sorted(path for path in (Path(__file__).parent / "fixtures").iterdir() if path.is_dir())
 
 
+ENDED = sorted(path for path in (Path(__file__).parent / "ended_federations").iterdir() if path.is_dir())
+"""Folders of federations that have ended: they can be replayed, and have nothing to serve."""
+
+
 @pytest.fixture(params=FOLDERS, ids=lambda path: path.name)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path(shutil.copytree(request.param, tmp_path / "fed"))
@@ -52,3 +56,14 @@ def test_the_folder_is_served_from_the_same_bits(folder: Path) -> None:
             assert np.frombuffer(body, "<f4").tobytes().hex() == wanted["model"]
         assert server.status()["updates"] == wanted["updates"]
     assert (folder / "trace.jsonl").read_bytes().startswith(told)
+
+
+@pytest.mark.parametrize("ended", ENDED, ids=lambda path: path.name)
+def test_an_ended_federation_replays_to_the_same_bits(ended: Path, tmp_path: Path) -> None:
+    """mr-asyncfl: earlier versions forgot the model before an aggregation when the next update came."""
+    from aflock.net.commands.replay import replay
+
+    folder = Path(shutil.copytree(ended, tmp_path / "fed"))
+    found, wanted = replay(folder / "trace.jsonl"), expected(folder)
+    assert found["agrees"]
+    assert {name: found[name] for name in wanted} == wanted

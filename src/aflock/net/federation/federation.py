@@ -68,6 +68,14 @@ class UpdateAnswer(NamedTuple):
     given: Given | None = None
 
 
+RULES = 2
+"""Grows when a strategy comes to do another thing with the same records. The first record of a journal says with which
+of these a federation was begun, and it stays so: a replay of an old journal ends with the old model.
+
+2: mr-asyncfl with exchange = "before" remembers the model before the aggregation of every client, not only of the last.
+"""
+
+
 class Federation:
     """Clients, their jobs and the model.
 
@@ -138,6 +146,8 @@ class Federation:
         """How many acknowledged updates the journal has lost."""
         self._next_job = 0
         """No new job gets a number below this: a lost record may have given it to a client."""
+        self._rules = RULES
+        """The version of the rules with which the federation was begun."""
 
     # -- questions --------------------------------------------------------------------------------------------------
 
@@ -332,6 +342,11 @@ class Federation:
         if self._w0 is not None and head["model"] != sha256(self._w0.data).hexdigest():
             raise StateError("the initial model is not the one this federation was begun with; put its file back")
         self.id, self.epoch, self.terms = head["id"], head["epoch"], Terms.of(head["terms"])
+        self._follow_rules(head.get("rules", 1))
+
+    def _follow_rules(self, rules: int) -> None:
+        """Lets the strategy do as it did in the version of aflock that began the federation."""
+        self._rules, self.strategy.older = rules, rules < RULES
 
     def _on_hello(self, head: RecordHead, body: BytesLike) -> None:
         name, generation = head["name"], head["gen"]
@@ -523,6 +538,7 @@ class Federation:
                 "reached": self._reached,
                 "next": self._next_number,
                 "lost": [self.lost, self._next_job],
+                "rules": self._rules,
                 **self.guard.state_dict(),
             }
         }
@@ -543,6 +559,7 @@ class Federation:
             counts = Tally.loaded(saved["counts"])
             terms, spent, reached = Terms.of(saved["terms"]), saved["spent"], saved["reached"]
             lost, next_job = saved.get("lost", (0, 0))  # states of earlier versions have no such key
+            rules = int(saved.get("rules", 1))
             guard = Guard(self._w0_largest)
             guard.load_state_dict(saved)
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -554,6 +571,7 @@ class Federation:
         self.begun, self.ended, self.terms = saved["begun"], saved["ended"], terms
         self._spent, self._reached = spent, reached
         self.lost, self._next_job = lost, next_job
+        self._follow_rules(rules)
         self.coordinator.skip_jobs(next_job)
         self.gathered, self.clients = dict(saved["gathered"]), clients
         self.counts, self._next_number = counts, saved["next"]

@@ -40,7 +40,7 @@ from ...events import Event, moment
 from ...system.files import PRIVATE, remove_leftovers, write_whole
 from ...system.words import counted
 from ...types import State, Vector
-from ..federation.federation import RecordHead
+from ..federation.federation import RULES, RecordHead
 from ..protocol.refusals import Refused
 from ..protocol.wire import BytesLike, UpdateHead
 from . import model_file
@@ -248,7 +248,7 @@ class DataFolder:
         """Writes the first record: the federation's id, when it began, its terms and the checksum of w^0."""
         model = sha256(self.federation.model.data).hexdigest()
         head: RecordHead = {"k": "open", "t": 0.0, "id": secrets.token_hex(16), "epoch": time.time(), "model": model}
-        self._record({**head, "terms": self.settings.terms().record()})
+        self._record({**head, "terms": self.settings.terms().record(), "rules": RULES})
 
     def _change_terms(self) -> None:
         """Writes the terms of a changed federation file to the journal; they hold for all later records."""

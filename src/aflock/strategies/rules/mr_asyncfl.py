@@ -107,6 +107,9 @@ class MrAsyncFl(Strategy):
             self.restart(client)
             return Receipt("rejected", staleness, f"staleness {staleness} exceeds max_staleness={limit}")
         c, row, previous = self.scale * self.shares[client], self.rows.row(client), self._unused
+        if self.older:  # earlier versions knew only whose update was the last, and forgot the others
+            for other in list(self.versions):
+                self.restart(other)
         if self.p.exchange == "before":
             previous, self.versions[client] = self.before.blank(client), self.version
         kernels.replace_model(

@@ -353,7 +353,7 @@ def _config(options: argparse.Namespace) -> int:
     elif options.example or not options.file:
         print(experiment.Experiment.build({}, options.set).template(), end="")
     else:
-        print(experiment.Experiment.read(options.file, options.set).text(), end="")
+        print(experiment.Experiment.read(options.file, options.set).template(), end="")
     return 0
 
 

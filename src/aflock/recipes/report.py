@@ -95,8 +95,8 @@ _METHOD = """## How to read it
   t with Holm's correction over the comparisons of one claim. A claim *holds* if every comparison is on its side beyond
   chance at 5 %, *fails* if any is on the other side, and is *too close to tell* otherwise; then the evidence says which
   difference would have shown, in four cases of five.
-- **Learning rates** are chosen per row on a seed that is not reported, by the test accuracy (or test loss) of that seed:
-  no validation set is held out. A grid whose best value is at its end is extended until it is not.
+- **Learning rates** are chosen per row on a seed that is not reported, by the test accuracy (or test loss) of that
+  seed: no validation set is held out. A grid whose best value is at its end is extended until it is not.
 - **Seeds** are added until the half interval is below a third of the difference the paper claims, or up to the limit of
   the recipe's scale; a recipe without such a limit has a fixed number.
 - **Stale**: `aflock reproduce --check` runs stored cells again, bit for bit on the same kind of CPU, within the spread

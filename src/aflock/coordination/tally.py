@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,9 @@ from ..types import Receipt
 HISTOGRAM = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Upper ends of the classes that staleness is counted in, powers of two; one more class is open above."""
 
-_OPEN_CLASS = len(HISTOGRAM)
+_OPEN_CLASS, _LARGEST = len(HISTOGRAM), HISTOGRAM[-1]
+_CLASS = tuple(bisect_left(HISTOGRAM, staleness) for staleness in range(_LARGEST + 1))
+"""The class of every staleness below the open class: a table, because every update of a simulation looks it up."""
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class Tally:
         self.staleness_sum += staleness
         if staleness > self.staleness_max:
             self.staleness_max = staleness
-        self.staleness[min((staleness - 1).bit_length() + 1, _OPEN_CLASS) if staleness else 0] += 1
+        self.staleness[_CLASS[staleness] if staleness <= _LARGEST else _OPEN_CLASS] += 1
 
     @property
     def staleness_mean(self) -> float:

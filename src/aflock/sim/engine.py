@@ -99,6 +99,7 @@ class Engine:
         self._push = coordinator.take if step_per_tick else coordinator.push
         self._resets_silent = coordinator.resets_silent
         self._delay_is_time = client_training.delay_unit == "time"
+        self._vectors = len(client_training.needs)
         self._on_upload, self._on_tick = on_upload, on_tick
         self._fruitless = 0
         self.replaying = False
@@ -173,8 +174,8 @@ class Engine:
             clock.now = self._last_tick  # the last ticks are empty
         elif not self.ticks:
             item = clock.next()
-            if type(item) is Order and self.records[item.job.client].order is item:
-                self._arrive(item)
+            if type(item) is Order and (record := self.records[item.job.client]).order is item:
+                self._arrive(item, record)  # the usual case of `deliver`
             else:
                 self.deliver(item)
         else:
@@ -228,24 +229,23 @@ class Engine:
 
     def send(self, job: Job, *, on_clock: bool = True) -> None:
         """A job has been handed out: puts its return on the clock."""
-        client, clock, client_training = job.client, self.clock, self.client_training
-        record = self.records[client]
+        client, clock, fleet = job.client, self.clock, self.fleet
+        record, now = self.records[client], clock.now
         number = record.number = record.number + 1
-        record.since = clock.now
-        steps = client_training.steps_of(client, number)
+        record.since = due = now
+        steps = self.client_training.steps_of(client, number)
         length = job.model.nbytes
         down = length * (1 + len(job.extras))
         self.tally.bytes_down += down
-        due = clock.now
         if on_clock:
-            duration = self.fleet.duration(client, number, steps, down + length * len(client_training.needs))
-            due += self._whole(duration) if self.ticks else duration
+            duration = fleet.duration(client, number, steps, down + length * self._vectors)
+            due = now + (self._whole(duration) if self.ticks else duration)
         order = record.order = tuple.__new__(Order, (job, number, steps, record.memory, record.delay, due))
         if on_clock:
             if due < math.inf:
                 clock.at(due, order)
-            if self.fleet.p.lease is not None:
-                clock.at(clock.now + self._whole(self.fleet.p.lease), Item("lease", client, number))
+            if fleet.p.lease is not None:
+                clock.at(now + self._whole(fleet.p.lease), Item("lease", client, number))
         self.executor.submit(order)
 
     def _whole(self, duration: float) -> float:
@@ -255,8 +255,9 @@ class Engine:
     def deliver(self, item: Item | Order) -> None:
         """Lets it happen now."""
         if type(item) is Order:
-            if self.records[item.job.client].order is item:  # else it was dropped meanwhile, or its client is gone
-                self._arrive(item)
+            record = self.records[item.job.client]
+            if record.order is item:  # else it was dropped meanwhile, or its client is gone
+                self._arrive(item, record)
             return
         self._fruitless += 1
         if self._fruitless > PATIENCE * (self.fleet.clients + 100):
@@ -275,21 +276,20 @@ class Engine:
         """The job the client has now."""
         return self.records[client].order if client in self.records else None
 
-    def _arrive(self, order: Order) -> None:
-        job = order.job
+    def _arrive(self, order: Order, record: SimulatedClient) -> None:
+        job, now = order.job, self.clock.now
         client = job.client
         done = self.executor.result(order)
         update = Update(client, job.version, done.vectors, done.steps, self.client_training.examples(client), job.id)
         try:
-            receipt = self._push(update, self.clock.now)
+            receipt = self._push(update, now)
         except VectorError as error:
             raise Diverged(
                 f"training diverges: at version {self.coordinator.strategy.version} the update of client {client} is "
                 f"of no use ({error}); lower local.eta_l or strategy.lr"
             ) from None
-        record = self.records[client]
         record.order = None
-        record.delay = self.clock.now - record.since if self._delay_is_time else receipt.staleness
+        record.delay = now - record.since if self._delay_is_time else receipt.staleness
         record.uploads += 1
         self._fruitless = 0
         if done.memory:

@@ -412,9 +412,9 @@ class Federation:
         self.counts.add(receipt)
         if not receipt.rejected:
             self.guard.note_update(client.name, head["n"], head.get("norm", ()))
-        if undone := self._after_step(before):
-            receipt = Receipt(receipt.outcome, receipt.staleness, undone)
         version = self.strategy.version
+        if version != before[0] and (undone := self._after_step(before)):
+            receipt = Receipt(receipt.outcome, receipt.staleness, undone)
         client.note(job, receipt, version)
         self._end_when_spent()
         more = head.get("next") and not self.ended

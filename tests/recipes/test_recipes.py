@@ -112,6 +112,15 @@ def test_tuning_chooses_per_row_and_every_budget_is_read_off(tmp_path: Path) -> 
     assert lines[0] == "tuning: 0 of 4 there, 4 to do"
 
 
+def test_a_column_may_take_the_choice_of_another_one(tmp_path: Path) -> None:
+    columns = [*TINY["columns"], {"label": "slower", "set": ["delays.mean=20"]}]
+    tune = TINY["tune"] | {"column": {"slower": "slow"}}
+    document = reproduce(tiny(columns=columns, paper={}, tune=tune), "smoke", tmp_path, seeds=1, report=quiet)
+    assert {run["column"] for run in document["runs"] if run["seed"] == TUNING_SEED} == {"fast", "slow"}
+    chosen = {(run["row"], run["column"]): run["changes"] for run in document["runs"] if run["seed"] == 0}
+    assert all(chosen[row, "slower"] == chosen[row, "slow"] for row in ("ASGD", "Buff"))
+
+
 def test_a_row_may_go_without_tuning_and_have_changes_of_its_own(tmp_path: Path) -> None:
     rows = [TINY["rows"][0], TINY["rows"][1] | {"tune": False}]
     scale = {"smoke": {"says": "half.", "seeds": 1, "by_row": {"Buff": ["strategy.buffer=4"]}}}

@@ -63,8 +63,14 @@ class Tune:
 
     key: str
     grid: tuple[float, ...]
-    column: str | None = None
-    """Where it is chosen; None: in every column anew."""
+    column: str | Mapping[str, str] | None = None
+    """Where it is chosen; None: in every column anew; a mapping: a column that it names takes another one's choice."""
+
+    def where(self, column: str) -> str:
+        """The column whose choice that column takes."""
+        if isinstance(self.column, Mapping):
+            return self.column.get(column, column)
+        return self.column or column
 
 
 @dataclass(frozen=True)

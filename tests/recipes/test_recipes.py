@@ -245,6 +245,9 @@ GRID = {
         ({"kind": "falling", "rows": ["B", "A"]}, "fails"),
         ({"kind": "steadier", "row": "B", "than": ["A"], "columns": ["x", "y"]}, "holds"),  # .06 lost, not .16
         ({"kind": "steadier", "row": "A", "than": ["B"], "columns": ["x", "y"]}, "fails"),
+        ({"kind": "below", "value": 0.9}, "holds"),
+        ({"kind": "below", "value": 0.75, "rows": ["A"]}, "fails"),  # in x it is above
+        ({"kind": "below", "value": 0.66, "rows": ["A"], "columns": ["y"]}, "too close to tell"),
         ({"kind": "better", "row": "A", "than": ["C"]}, "too close to tell"),  # never run
     ],
 )

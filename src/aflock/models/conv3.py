@@ -4,11 +4,11 @@
     3x3 conv, 2w -> 2x2 max pool -> norm -> ReLU ->
     3x3 conv, 4w -> 2x2 max pool -> norm -> ReLU -> dense 4w -> ReLU -> dense classes
 
-For w = 32, no norm, 28x28 images and 10 classes it has 241,546 weights; that is the default. Group norm has no state and
-uses one image at a time (resnet.py says why that matters where clients differ). With w = 8 and group norm it is a small
-network for CIFAR-10, of 22,890 weights. Section E.1 of the paper gives the numbers of layers and nothing
-else: kernels, channels, pooling and the width of the dense layer are our choice. Pooling before ReLU and channels-last
-as in cnn.py; ReLU works in place, since no backward pass here needs what it overwrites.
+For w = 32, no norm, 28x28 images and 10 classes it has 241,546 weights; that is the default. With w = 8 and group norm
+it is a small network for CIFAR-10, of 22,890 weights; resnet.py says why group norm where clients differ. Section E.1
+of the paper gives the numbers of layers and nothing else: kernels, channels, pooling and the width of the dense layer
+are our choice. Pooling before ReLU and channels-last as in cnn.py; ReLU works in place, since no backward pass here
+needs what it overwrites.
 
 Yan, W., Zhong, X., Wang, X., Zhang, Y.-J. A.: Momentum-Driven Adaptivity: Towards Tuning-Free Asynchronous Federated
 Learning. ICML 2025.
@@ -60,7 +60,7 @@ def model(shape: Shape, classes: int, *, width: int = 32, norm: str = "none", gr
     """The network as a flat-vector model, for examples of that shape."""
     if norm == "group" and width % groups:
         raise ParameterError(f"groups is {groups} with width={width}; expected a divisor of the width")
-    make: Norm = (lambda channels: nn.GroupNorm(groups, channels)) if norm == "group" else lambda channels: nn.Identity()
+    make: Norm = nn.Identity if norm == "none" else lambda channels: nn.GroupNorm(groups, channels)
     return TorchModule(
         lambda: Conv3(shape, classes, width, make).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         features=math.prod(shape),

@@ -39,9 +39,7 @@ class Conv3Params(Params):
 def conv3(dataset: DatasetLike, p: Conv3Params) -> Model:
     """For the images and classes of a dataset."""
     shape = _image(dataset, "conv3", least=8)  # three poolings leave one pixel of 8x8
-    model: Model = _with_torch("conv3").model(
-        shape, dataset.classes, width=p.width, norm=p.norm, groups=p.groups
-    )
+    model: Model = _with_torch("conv3").model(shape, dataset.classes, width=p.width, norm=p.norm, groups=p.groups)
     return model
 
 

@@ -100,6 +100,8 @@ class Recipe:
     """Why cells may differ from the paper's by more than two points, once that is known."""
     rounds: bool = False
     """Whether who took part in each round, and its delay, are part of the result."""
+    weights: bool = False
+    """Whether the weights c_t of MR.AsyncFL, which follow from its rounds, are drawn; needs `rounds`."""
     tune: Tune | None = None
     claims: tuple[Mapping[str, Any], ...] = field(default=())
 

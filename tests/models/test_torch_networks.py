@@ -32,6 +32,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "lstm": ((7,), {"embedding": 3, "units": 6}),
     "wind-lstm": ((7, 5), {"units": 6}),
     "conv3": ((9, 17, 2), {}),
+    "conv3, group norm": ((9, 17, 2), {"width": 4, "norm": "group", "groups": 2}),
     "resnet18": ((16, 18, 2), {"width": 4, "groups": 2}),
     "resnet18, batch norm": ((16, 18, 2), {"width": 4, "norm": "batch", "rate": 0.1}),
 }
@@ -94,6 +95,11 @@ def test_the_size_of_conv3() -> None:
     convolutions += 2 * 9 * 32
     for shape in ((32, 32, 3), (3072,)):
         assert create("conv3", shape, 10).length == convolutions + (4 * 4 * 128 + 1) * 128 + 129 * 10 == 356_810
+    convolutions = (9 * 3 + 1) * 8 + (9 * 8 + 1) * 16 + (9 * 16 + 1) * 32
+    dense = (4 * 4 * 32 + 1) * 32 + 33 * 10
+    assert create("conv3", (32, 32, 3), 10, width=8).length == convolutions + dense
+    normed = create("conv3", (32, 32, 3), 10, width=8, norm="group")
+    assert normed.length == convolutions + dense + 2 * (8 + 16 + 32) == 22_890
 
 
 def residual(width: int, channels: int, classes: int) -> tuple[int, int]:
@@ -141,22 +147,32 @@ def plain_lstm(p: Weights, h: Tensor, layers: int) -> Tensor:
     return h[:, -1] @ p["dense.weight"].T + p["dense.bias"]
 
 
-def plain_conv3(p: Weights, x: Tensor) -> Tensor:
+def plain_norm(p: Weights, h: Tensor, name: str, groups: int | None) -> Tensor:
+    """Group norm, or for None batch norm."""
+    parts = h.transpose(0, 1) if groups is None else h.reshape(len(h) * groups, -1)
+    flat = parts.flatten(1)
+    flat = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    h = flat.reshape(parts.shape).transpose(0, 1) if groups is None else flat.reshape(h.shape)
+    return h * p[f"{name}.weight"][:, None, None] + p[f"{name}.bias"][:, None, None]
+
+
+def plain_conv3(p: Weights, x: Tensor, groups: int | None) -> Tensor:
     h = x.permute(0, 3, 1, 2).contiguous()
     for k in (1, 2, 3):
-        h = functional.max_pool2d(functional.conv2d(h, p[f"conv{k}.weight"], p[f"conv{k}.bias"], padding=1).relu(), 2)
-    dense = p["dense1.weight"].reshape(128, h.shape[2], h.shape[3], 128).permute(0, 3, 1, 2).flatten(1)
+        h = functional.conv2d(h, p[f"conv{k}.weight"], p[f"conv{k}.bias"], padding=1)
+        if groups is None:
+            h = functional.max_pool2d(h.relu(), 2)
+        else:
+            h = plain_norm(p, functional.max_pool2d(h, 2), f"norm{k}", groups).relu()
+    units = h.shape[1]
+    dense = p["dense1.weight"].reshape(units, h.shape[2], h.shape[3], units).permute(0, 3, 1, 2).flatten(1)
     h = (h.flatten(1) @ dense.T + p["dense1.bias"]).relu()
     return h @ p["dense2.weight"].T + p["dense2.bias"]
 
 
 def plain_resnet(p: Weights, x: Tensor, groups: int | None) -> Tensor:
     def norm(h: Tensor, name: str) -> Tensor:
-        parts = h.transpose(0, 1) if groups is None else h.reshape(len(h) * groups, -1)
-        flat = parts.flatten(1)
-        flat = (flat - flat.mean(1, keepdim=True)) / (flat.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
-        h = flat.reshape(parts.shape).transpose(0, 1) if groups is None else flat.reshape(h.shape)
-        return h * p[f"{name}.weight"][:, None, None] + p[f"{name}.bias"][:, None, None]
+        return plain_norm(p, h, name, groups)
 
     h = norm(functional.conv2d(x.permute(0, 3, 1, 2), p["conv.weight"], padding=1), "norm").relu()
     for k in range(8):
@@ -172,7 +188,8 @@ def plain_resnet(p: Weights, x: Tensor, groups: int | None) -> Tensor:
 PLAIN: dict[str, Callable[[Weights, Tensor], Tensor]] = {
     "lstm": lambda p, x: plain_lstm(p, p["embedding.weight"][x.long()], 2),
     "wind-lstm": lambda p, x: plain_lstm(p, x, 3).squeeze(1),
-    "conv3": plain_conv3,
+    "conv3": lambda p, x: plain_conv3(p, x, None),
+    "conv3, group norm": lambda p, x: plain_conv3(p, x, 2),
     "resnet18": lambda p, x: plain_resnet(p, x, 2),
     "resnet18, batch norm": lambda p, x: plain_resnet(p, x, None),
 }
@@ -268,6 +285,7 @@ def task(name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         ("lstm", 1.0, 150),
         ("wind-lstm", 0.3, 150),
         ("conv3", 0.1, 40),
+        ("conv3, group norm", 0.1, 40),
         ("resnet18", 0.1, 20),
         ("resnet18, batch norm", 0.1, 20),
     ],
@@ -398,6 +416,18 @@ def test_batches_of_a_wrong_shape(name: str) -> None:
 def test_bad_parameters(params: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         create("resnet18", (16, 16), **params)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"norm": "batch"}, "conv3: norm='batch' is not valid; expected one of 'none', 'group'"),
+        ({"norm": "group", "width": 6}, "groups is 4 with width=6; expected a divisor of the width"),
+    ],
+)
+def test_bad_parameters_of_conv3(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        create("conv3", (16, 16), **params)
 
 
 @pytest.mark.parametrize(

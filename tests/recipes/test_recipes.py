@@ -27,6 +27,7 @@ from aflock.recipes.papers import Paper
 from aflock.recipes.recipe import Recipe, parse
 from aflock.recipes.reproduce import EXTENSIONS, reproduce
 from aflock.recipes.verdicts import holm, judge, needs_seeds, p_value, visible
+from aflock.sim.simulation import Simulation
 
 TINY: dict[str, Any] = {
     "recipe": {"title": "tiny", "paper": "0", "where": "nowhere", "limits": {"versions": 4, "uploads": 12}},
@@ -112,6 +113,15 @@ def test_tuning_chooses_per_row_and_every_budget_is_read_off(tmp_path: Path) -> 
     assert lines[0] == "tuning: 0 of 4 there, 4 to do"
 
 
+def test_a_column_may_take_the_choice_of_another_one(tmp_path: Path) -> None:
+    columns = [*TINY["columns"], {"label": "slower", "set": ["delays.mean=20"]}]
+    tune = TINY["tune"] | {"column": {"slower": "slow"}}
+    document = reproduce(tiny(columns=columns, paper={}, tune=tune), "smoke", tmp_path, seeds=1, report=quiet)
+    assert {run["column"] for run in document["runs"] if run["seed"] == TUNING_SEED} == {"fast", "slow"}
+    chosen = {(run["row"], run["column"]): run["changes"] for run in document["runs"] if run["seed"] == 0}
+    assert all(chosen[row, "slower"] == chosen[row, "slow"] for row in ("ASGD", "Buff"))
+
+
 def test_a_row_may_go_without_tuning_and_have_changes_of_its_own(tmp_path: Path) -> None:
     rows = [TINY["rows"][0], TINY["rows"][1] | {"tune": False}]
     scale = {"smoke": {"says": "half.", "seeds": 1, "by_row": {"Buff": ["strategy.buffer=4"]}}}
@@ -138,6 +148,25 @@ def test_round_by_round(tmp_path: Path) -> None:
     assert rounds.busiest(found) == max(counts.values())
     assert rounds.delay_by_size(found) == {3: 1.0}
     assert f"| Buff, only | 4 | 3.0 | {max(counts.values())} of 4 | 3: 1.00 |" in report.text(recipe, "smoke", document)
+
+
+def test_the_weights_of_mr_asyncfl_follow_from_its_rounds(tmp_path: Path) -> None:
+    """What is drawn from the stored rounds is what the rule itself held at the end of the run."""
+    head = TINY["recipe"] | {"rounds": True, "weights": True}
+    rows = [{"label": "MR", "set": ["strategy.name=mr-asyncfl", "strategy.gamma=0.7"]}]
+    columns = [{"label": "only", "set": []}]
+    recipe = tiny(recipe=head, rows=rows, columns=columns, paper={}, tune=None, claims=[])
+    document = reproduce(recipe, "smoke", tmp_path, seeds=1, report=quiet)
+    found = rounds.replacement_weights(rounds.loaded(document["runs"][0]["rounds"]), 6, 0.7)
+    with Simulation(recipe.cell("smoke", recipe.rows[0], recipe.columns[0], 0)) as simulation:
+        simulation.run()
+        held = simulation.strategy.coefficients  # type: ignore[attr-defined]
+    assert len(found) == 13
+    assert found[-1] == pytest.approx([held[client] for client in range(6)])
+    assert found.sum(axis=1) == pytest.approx([1.0] * 13)
+    text = report.section(recipe, "smoke", document, tmp_path / "figures")
+    assert "](tiny.smoke.weights.png)" in text
+    assert (tmp_path / "figures" / "tiny.smoke.weights.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
@@ -236,6 +265,9 @@ GRID = {
         ({"kind": "falling", "rows": ["B", "A"]}, "fails"),
         ({"kind": "steadier", "row": "B", "than": ["A"], "columns": ["x", "y"]}, "holds"),  # .06 lost, not .16
         ({"kind": "steadier", "row": "A", "than": ["B"], "columns": ["x", "y"]}, "fails"),
+        ({"kind": "below", "value": 0.9}, "holds"),
+        ({"kind": "below", "value": 0.75, "rows": ["A"]}, "fails"),  # in x it is above
+        ({"kind": "below", "value": 0.66, "rows": ["A"], "columns": ["y"]}, "too close to tell"),
         ({"kind": "better", "row": "A", "than": ["C"]}, "too close to tell"),  # never run
     ],
 )

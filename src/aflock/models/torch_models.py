@@ -28,14 +28,18 @@ def cnn(dataset: DatasetLike, p: CnnParams) -> Model:
 
 @dataclass(frozen=True)
 class Conv3Params(Params):
-    """conv3 has no hyper-parameters."""
+    """Hyper-parameters of conv3."""
+
+    width: int = whole(32, "channels of the first convolution")
+    norm: str = choice("none", ("none", "group"), "what the convolutions are followed by")
+    groups: int = whole(4, "groups of the group norm")
 
 
 @register("conv3", description="the CNN of Yan et al. (ICML 2025), for small images; needs torch", params=Conv3Params)
 def conv3(dataset: DatasetLike, p: Conv3Params) -> Model:
     """For the images and classes of a dataset."""
     shape = _image(dataset, "conv3", least=8)  # three poolings leave one pixel of 8x8
-    model: Model = _with_torch("conv3").model(shape, dataset.classes)
+    model: Model = _with_torch("conv3").model(shape, dataset.classes, width=p.width, norm=p.norm, groups=p.groups)
     return model
 
 

@@ -4,6 +4,7 @@
     {says, kind = "near", column = "asynchrony", to = "synchrony", within = 0.02}       in every row
     {says, kind = "falling", columns = ["p=10", "p=5", ...]} or rows = [...]             from first to last
     {says, kind = "steadier", row = "ACE", than = [...], columns = ["easy", "hard"]}     it loses less on the way
+    {says, kind = "below", value = 0.835, rows = [...]}                                  in every column
 
 A comparison is a difference that the claim says is positive, taken seed by seed: the same seed is the same data, split
 and schedule in both cells. `verdicts.py` judges the comparisons of a claim together.
@@ -55,8 +56,9 @@ def comparisons(
         if all(cell in grid for cell in cells):
             margin = float(claim["within"]) if claim["kind"] == "near" else 0.0
             seeds = sorted(set.intersection(*(set(grid[cell]) for cell in cells)))
-            differences = tuple(margin + sum(sign * grid[cell][seed] for sign, cell in terms) for seed in seeds)
-            printed = claim["kind"] != "near" and all(paper(cell) is not None for cell in cells)
+            constant = margin + (float(claim["value"]) if claim["kind"] == "below" else 0.0)
+            differences = tuple(constant + sum(sign * grid[cell][seed] for sign, cell in terms) for seed in seeds)
+            printed = claim["kind"] not in ("near", "below") and all(paper(cell) is not None for cell in cells)
             found.append(Comparison(where, cells, differences, _claimed(claim, terms, paper), printed, margin))
     return found
 
@@ -65,7 +67,7 @@ def _claimed(claim: Mapping[str, Any], terms: Terms, paper: Callable[[Cell], flo
     if claim["kind"] == "near":
         return float(claim["within"])
     values = [(sign, paper(cell)) for sign, cell in terms]
-    if "difference" in claim or any(value is None for _, value in values):
+    if "difference" in claim or claim["kind"] == "below" or any(value is None for _, value in values):
         return float(claim.get("difference", TWO_POINTS))
     return sum(sign * value for sign, value in values if value is not None) or TWO_POINTS
 
@@ -84,6 +86,10 @@ def _terms(claim: Mapping[str, Any], grid: Grid) -> Iterator[tuple[str, Terms]]:
             for row in rows:
                 where = f"{claim['column']} minus {claim['to']}, {row}"
                 yield where, ((1, (row, claim["column"])), (-1, (row, claim["to"])))
+        case "below":
+            for row in rows:
+                for column in columns:
+                    yield f"{claim['value']:g} minus {row}, {column}", ((-1, (row, column)),)
         case "steadier":
             easy, hard = columns
             for other in claim["than"]:

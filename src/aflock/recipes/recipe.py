@@ -63,8 +63,14 @@ class Tune:
 
     key: str
     grid: tuple[float, ...]
-    column: str | None = None
-    """Where it is chosen; None: in every column anew."""
+    column: str | Mapping[str, str] | None = None
+    """Where it is chosen; None: in every column anew; a mapping: a column that it names takes another one's choice."""
+
+    def where(self, column: str) -> str:
+        """The column whose choice that column takes."""
+        if isinstance(self.column, Mapping):
+            return self.column.get(column, column)
+        return self.column or column
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,8 @@ class Recipe:
     """Why cells may differ from the paper's by more than two points, once that is known."""
     rounds: bool = False
     """Whether who took part in each round, and its delay, are part of the result."""
+    weights: bool = False
+    """Whether the weights c_t of MR.AsyncFL, which follow from its rounds, are drawn; needs `rounds`."""
     tune: Tune | None = None
     claims: tuple[Mapping[str, Any], ...] = field(default=())
 

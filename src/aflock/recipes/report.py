@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..reports.figures import panels_figure
+from ..reports.figures import panels_figure, weights_figure
 from ..reports.tables import half_interval
 from ..system.files import write_whole
 from . import rounds
@@ -157,6 +157,11 @@ def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Pa
         if figures is not None:
             draw(recipe, scale, runs, figures / figure)
         lines += [f"![{recipe.title}]({figure})", ""]
+    if recipe.weights:
+        file = f"{recipe.name}.{scale}.weights.png"
+        if figures is not None:
+            draw_weights(recipe, scale, runs, figures / file)
+        lines += [f"![The weights of the clients over time]({file})", ""]
     lines += [
         f"{_seeds(runs)}, {BUDGETS.get(main, main)}:",
         "",
@@ -268,6 +273,22 @@ def draw(recipe: Recipe, scale: str, runs: Runs, file: Path) -> None:
     metric = "accuracy" if recipe.metric == "time" else recipe.metric
     axis = "time" if recipe.metric == "time" or recipe.counts == "ticks" else "uploads"
     panels_figure(file, panels, axis, f"{recipe.name}, {scale}: {recipe.title}", metric)
+
+
+def draw_weights(recipe: Recipe, scale: str, runs: Runs, file: Path) -> None:
+    """The clients' weights over the rounds of the first seed, one panel per cell."""
+    rows, columns = recipe.lines(scale)
+    panels = {}
+    for row in rows:
+        for column in (column for column in columns if (row.label, column.label) in runs):
+            first = runs[row.label, column.label][0]
+            cell = recipe.cell(scale, row, column, first["seed"], *first["changes"])
+            gamma, clients = float(cell.section("strategy").params["gamma"]), cell.clients
+            assert clients is not None
+            made = rounds.replacement_weights(rounds.loaded(first["rounds"]), clients, gamma)
+            panels[f"{row.label}, {column.label}"] = made
+    file.parent.mkdir(parents=True, exist_ok=True)
+    weights_figure(file, panels, f"{recipe.name}, {scale}: weights of the clients over time")
 
 
 def _named(run: Mapping[str, Any]) -> list[dict[str, float]]:

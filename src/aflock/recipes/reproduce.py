@@ -124,7 +124,7 @@ def _tuned_cells(recipe: Recipe, scale: str) -> Iterator[tuple[Line, Line]]:
     assert recipe.tune is not None
     for row in rows:
         for column in columns:
-            if row.tune and recipe.tune.column in (None, column.label):
+            if row.tune and recipe.tune.where(column.label) == column.label:
                 yield row, column
 
 
@@ -142,7 +142,7 @@ def _best(recipe: Recipe, store: Store, tuning: Sequence[Work], row: Line, colum
     """The change that did best on the tuning seed."""
     if recipe.tune is None or not row.tune:
         return ()
-    where = recipe.tune.column or column.label
+    where = recipe.tune.where(column.label)
     tried = [each for each in tuning if each.row == row and each.column.label == where]
     return max(tried, key=lambda each: _score(recipe, store, each)).changes
 

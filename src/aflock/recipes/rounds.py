@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..events import Event
+from ..types import Accumulator
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,15 @@ def delay_by_size(rounds: Sequence[Round]) -> dict[int, float]:
     for one in rounds:
         found.setdefault(len(one.clients), []).append(one.delay)
     return {size: sum(delays) / len(delays) for size, delays in sorted(found.items())}
+
+
+def replacement_weights(rounds: Sequence[Round], clients: int, gamma: float) -> Accumulator:
+    """MR.AsyncFL's c^(j)_t, one row per round, the start first: equation 12 of the paper.
+
+    c^(j)_0 = 1/N;    c^(j)_t = gamma*c^(j)_{t-1}, and (1-gamma) more for the client i whose update made round t
+    """
+    weights = np.full((len(rounds) + 1, clients), 1.0 / clients)
+    for t, one in enumerate(rounds, 1):
+        weights[t] = gamma * weights[t - 1]
+        weights[t, list(one.clients)] += 1.0 - gamma
+    return weights

@@ -53,6 +53,34 @@ def partition_figure(file: Path, counts: npt.NDArray[np.int64], title: str) -> N
     _save(figure, file)
 
 
+def weights_figure(file: Path, panels: Mapping[str, npt.NDArray[np.float64]], title: str) -> None:
+    """The clients' weights in the model, one panel per setting, one row of numbers per round.
+
+    Above: over the rounds, of the client with the largest mean weight, of the middle one, and of the one with the
+    smallest. Below: every client's mean and largest weight.
+    """
+    figure = _figure(1 + 4.5 * len(panels), 7)
+    grid = figure.subplots(2, len(panels), sharey="row", squeeze=False)
+    for above, below, (name, weights) in zip(*grid, panels.items(), strict=True):
+        mean = weights.mean(axis=0)
+        order = np.argsort(-mean, kind="stable")
+        for rank in sorted({0, len(order) // 2, len(order) - 1}):
+            above.plot(weights[:, order[rank]], lw=0.8, color=f"C{rank % 10}", label=f"client {order[rank]}")
+        above.axhline(1.0 / len(order), color="grey", lw=0.8, ls=":")
+        above.set_title(name, fontsize=10)
+        above.set_xlabel("server steps")
+        above.legend(fontsize=8)
+        below.bar(np.arange(len(order)), weights.max(axis=0)[order], color="0.8", label="largest")
+        below.bar(np.arange(len(order)), mean[order], color="C0", label="mean")
+        below.axhline(1.0 / len(order), color="grey", lw=0.8, ls=":")
+        below.set_xlabel("clients, by their mean weight")
+        below.legend(fontsize=8)
+    for row, label in zip(grid, ("weight c in the model", "weight over all steps"), strict=True):
+        row[0].set_ylabel(label)
+    figure.suptitle(title, fontsize=11)
+    _save(figure, file)
+
+
 def _save(figure: Any, file: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110, metadata={"Software": None})

@@ -112,9 +112,8 @@ class Strategy(ABC):
     @property
     def largest(self) -> float:
         """The largest absolute weight of the model; infinity or NaN if one is not finite."""
-        model = self.model
-        if self._largest is None:
-            self._largest = kernels.largest(model)
+        if self._published is None or self._largest is None:
+            self._largest = kernels.largest(self.model)
         return self._largest
 
     @property

@@ -263,7 +263,8 @@ class Federation:
         A MemoryError is no error of the strategy, and does not occur on every machine: it is raised as it is.
         """
         kind = self._kinds[head["k"]]
-        self._advance_time(head)
+        if head["t"] > self.now:
+            self.now = float(head["t"])
         try:
             return kind(head, body)
         except (Refused, MemoryError):
@@ -273,10 +274,6 @@ class Federation:
                 raise
             raise RuleFailed(error) from error
 
-    def _advance_time(self, head: RecordHead) -> None:
-        if head["t"] > self.now:
-            self.now = float(head["t"])
-
     def reject(self, head: RecordHead, why: str, *, flush: bool) -> Any:
         """Applies a record at which the strategy has failed: as `apply`, but without calling the strategy.
 
@@ -285,7 +282,7 @@ class Federation:
         that spends the budget lets the strategy make its last step, in which it may fail again; without `flush`, the
         strategy is not called at all.
         """
-        self._advance_time(head)
+        self.now = max(self.now, float(head["t"]))
         kind = head["k"]
         if kind == "update":
             return self._reject_update(head, why, flush=flush)
@@ -410,7 +407,7 @@ class Federation:
                 raise  # the update is correct, so the strategy has failed
             raise unusable(str(error)) from None
         self.counts.add(receipt)
-        if not receipt.rejected:
+        if receipt.outcome != "rejected":
             self.guard.note_update(client.name, head["n"], head.get("norm", ()))
         version = self.strategy.version
         if version != before[0] and (undone := self._after_step(before)):
@@ -432,8 +429,9 @@ class Federation:
         return update.version == ticket.version
 
     def _before_step(self) -> Before:
+        """Call it before an update, a leave or the end is applied, and give its result to `_after_step`."""
         guarded = self.terms.norm_factor is not None and self._w0 is None
-        return self.guard.before_step(self.strategy, guarded=guarded)
+        return self.strategy.version, self.strategy.model if guarded else None
 
     def _after_step(self, before: Before) -> str:
         undone = self.guard.after_step(before, self.coordinator, self.now)

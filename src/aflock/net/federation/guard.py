@@ -119,10 +119,6 @@ class Guard:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
-    def before_step(self, strategy: Strategy, *, guarded: bool) -> Before:
-        """Call it before an update, a leave or the end is applied, and give its result to `after_step`."""
-        return strategy.version, strategy.model if guarded else None
-
     def after_step(self, before: Before, coordinator: Coordinator, now: float) -> str:
         """Undoes a step that left the model with numbers that are not finite, and returns a sentence about it; else "".
 

@@ -159,18 +159,14 @@ class App:
 
         A suspended client may say hello with a token of a new invitation.
         """
-        member = self._member(request)
-        self.counters.seen[member.name] = time.monotonic()
+        member = self._auth.admit(request.headers, request.certificate_name)
+        request.client = name = member.name
+        self.counters.seen[name] = time.monotonic()
         if self.stopping:
             raise stopping()
-        client = self.federation.clients.get(member.name)
+        client = self.federation.clients.get(name)
         if client is not None and client.suspended and not (hello and member.generation != client.generation):
             raise suspended()
-        return member
-
-    def _member(self, request: Request) -> Member:
-        member = self._auth.admit(request.headers, request.certificate_name)
-        request.client = member.name
         return member
 
     def _refuse(self, request: Request, refused: Refused) -> None:
@@ -219,7 +215,7 @@ class App:
     def _check_may_see(self, request: Request) -> None:
         """Refuses a request for status or metrics without a token, unless [server] status is open."""
         if not self._open_status:
-            self._member(request)
+            request.client = self._auth.admit(request.headers, request.certificate_name).name
 
     # -- requests of members ----------------------------------------------------------------------------------------
 

@@ -67,13 +67,11 @@ class Bodies:
     def allocate(self, length: int) -> memoryview:
         """Makes the buffer of a body whose memory is reserved; a large one may reuse the mapping of an earlier body."""
         try:
-            return self._allocate(length)
+            return np.empty(length, np.uint8).data if length < LARGE else self._allocate_large(length)
         except (MemoryError, OSError):
             raise busy("busy", "the server has no memory for another update now; try again", 5.0) from None
 
-    def _allocate(self, length: int) -> memoryview:
-        if length < LARGE:
-            return np.empty(length, np.uint8).data
+    def _allocate_large(self, length: int) -> memoryview:
         try:
             memory = self._spare.pop()
         except IndexError:

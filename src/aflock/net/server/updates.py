@@ -168,6 +168,7 @@ class Updates:
         All updates that have arrived by then are submitted one after the other. That takes a tenth less of the server's
         time than submitting each between two reads: the processor's caches then hold the code of one kind of work.
         """
+        self.upload_ended(upload)
         if not self._complete:
             self.clock.loop.call_soon(self._submit_all)
         self._complete.append(upload)

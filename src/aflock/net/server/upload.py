@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..federation.client_record import ClientRecord
@@ -18,21 +19,24 @@ if TYPE_CHECKING:
 PATIENCE = 30.0
 """Seconds an upload waits for memory while nothing moves: no memory is reserved, and no byte of any body arrives."""
 
-_EMPTY = memoryview(b"")
-
 
 class Upload:
     """Reserves memory for a body, waits for it if need be, and receives the body.
 
-    `Updates` makes one for each update. The upload calls `Updates.upload_ended` when it has ended, and
-    `Updates.body_received` if the body is there. The object then stays with the update until its record is applied,
-    because the journal and the federation need the body until then.
+    `Updates` makes one for each update. The upload calls `Updates.body_received` when the body is there, and
+    `Updates.upload_ended` when it will not arrive. The object stays with the update until its record is applied: the
+    journal and the federation need the body until then.
     """
 
-    __slots__ = (
-        "_has_memory", "_progress", "_seen", "_updates", "_wait_deadline", "body", "client", "head", "job", "length",
-        "member", "memory_wait", "request", "wants_next",
-    )  # fmt: skip
+    memory_wait: asyncio.Future[None] | None = None
+    """Done when the memory is reserved; None if the upload does not wait, or has ended."""
+    body = memoryview(b"")
+    _has_memory = False
+    _wait_deadline: Deadline | None = None
+    _progress = (0, 0)
+    """`Updates.progress` when it was last looked at."""
+    _seen = 0
+    """Bytes that had arrived when the client's lease was last looked at."""
 
     def __init__(
         self,
@@ -47,22 +51,14 @@ class Upload:
         """`wants_next`: whether the client asks for its next job with the answer."""
         self._updates, self.request, self.member, self.client = updates, request, member, client
         self.job, self.head, self.wants_next, self.length = job, head, wants_next, request.length
-        self.memory_wait: asyncio.Future[None] | None = None
-        """Done when the memory is reserved; None if the upload does not wait, or has ended."""
-        self._has_memory, self.body = False, _EMPTY
-        self._wait_deadline: Deadline | None = None
-        self._progress = (0, 0)
-        """`Updates.progress` when it was last looked at."""
-        self._seen = 0
-        """Bytes that had arrived when the client's lease was last looked at."""
 
     def begin(self) -> None:
         """Reserves memory for the body, and receives it as soon as there is some."""
-        wait = self.memory_wait = self._updates.bodies.reserve(self.length)
+        wait = self._updates.bodies.reserve(self.length)
         if wait is None:
-            self._has_memory = True
             self._receive()
             return
+        self.memory_wait = wait
         self.request.on_lost(self.lost)  # until the body is received, nothing else tells that the connection has ended
         wait.add_done_callback(self._memory_reserved)
         self._progress = self._updates.progress()
@@ -74,16 +70,18 @@ class Upload:
         if self.memory_wait is not wait:
             return
         self._stop_waiting()
-        self.memory_wait, self._has_memory = None, True
+        self.memory_wait = None
         self._receive()
 
     def _receive(self) -> None:
+        """Receives the body into the memory that is reserved for it."""
+        self._has_memory = True
         try:
             self.body = self._updates.bodies.allocate(self.length)
         except Refused as refused:  # the memory is reserved, but the system may have none
             self.refuse(refused)
         else:
-            self.request.receive(self.body, self._body_received, self.lost)
+            self.request.receive(self.body, partial(self._updates.body_received, self), self.lost)
 
     def _check_progress(self) -> None:
         """Refuses the update if no other upload has made progress while this one waited; else it waits on."""
@@ -94,10 +92,6 @@ class Upload:
             assert self._wait_deadline is not None
             self._progress = progress
             self._wait_deadline.set(PATIENCE)
-
-    def _body_received(self) -> None:
-        self._updates.upload_ended(self)
-        self._updates.body_received(self)
 
     def refuse(self, refused: Refused) -> None:
         """Ends the upload, answers at once, and closes the connection: the rest of the body is not waited for."""
@@ -113,9 +107,10 @@ class Upload:
     def release(self) -> None:
         """Releases the memory of the body, or withdraws from the wait for it."""
         wait, self.memory_wait = self.memory_wait, None
-        self._stop_waiting()
+        if self._wait_deadline is not None:
+            self._stop_waiting()
         if self._has_memory:
-            self._has_memory, self.body = False, _EMPTY
+            self._has_memory, self.body = False, Upload.body
             self._updates.bodies.release(self.length)
         elif wait is not None:
             self._updates.bodies.cancel(self.length, wait)
@@ -123,9 +118,9 @@ class Upload:
     def _stop_waiting(self) -> None:
         # The deadline refers to this object and this object to the deadline. Without breaking the cycle, the body would
         # stay in memory until the garbage collector runs, and that is rare (main.py).
-        if self._wait_deadline is not None:
-            self._wait_deadline.stop()
-            self._wait_deadline = None
+        assert self._wait_deadline is not None
+        self._wait_deadline.stop()
+        self._wait_deadline = None
 
     @property
     def received(self) -> int:

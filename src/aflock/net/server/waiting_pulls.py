@@ -165,7 +165,8 @@ class WaitingPulls:
         """An update of the client was applied; it got the next job (`given`), or is expected to pull for one."""
         if given:
             self._next.served(name)
-            self._end(name)
+            if name in self._waits:
+                self._end(name)
         elif (wait := self._waits.get(name)) is None or wait.woken is None:
             # A new wait, at the end of the order. But if a pull of the client waits already (it was sent while the
             # update was being written), its wait stays.
@@ -205,9 +206,9 @@ class WaitingPulls:
 
     def _has_place_for_all(self) -> bool:
         """Whether all clients may have a job at the same time: then no client waits for the place of another."""
-        coordinator = self._federation.coordinator
-        limits = [coordinator.concurrency, coordinator.strategy.cohort]
-        return all(limit is None or limit >= len(self._federation.clients) for limit in limits)
+        coordinator, clients = self._federation.coordinator, len(self._federation.clients)
+        places, cohort = coordinator.concurrency, coordinator.strategy.cohort
+        return (places is None or places >= clients) and (cohort is None or cohort >= clients)
 
     def _is_able(self, name: str, wait: _Wait, now: float) -> bool:
         """Whether a place may be reserved for the client now."""

@@ -57,6 +57,8 @@ class GroupCommit:
     ) -> None:
         """`on_write` gets the seconds and the number of records of each write; `on_applied` follows applied records."""
         self._store, self._on_write, self._on_applied = store, on_write, on_applied
+        self.now = store.now
+        """Returns the time to write into a record."""
         self._queue: deque[Submitted] = deque()
         """Records that are not written yet."""
         self._durable: deque[Submitted] = deque()
@@ -96,10 +98,6 @@ class GroupCommit:
         self._queue.append((entry(text, body), head, done))
         self._bytes += len(body)
         self._has_queued.set()
-
-    def now(self) -> float:
-        """The time to write into a record."""
-        return self._store.now()
 
     # -- to the disk ------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         """The part of the application's memory that the missing bytes go to; None: it has not asked for them."""
         self._discarding = False
         """Whether the missing bytes are read and discarded."""
-        self._on_body: Callable[[], None] = lambda: None
+        self._on_body: Callable[[], None] = _nothing
         """What the application wants to be called when the whole body is there."""
         self._body_since = 0.0
         """When the client's time for sending the body began; 0.0: it has not begun."""
@@ -163,15 +163,21 @@ class Connection(asyncio.BufferedProtocol):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def _process(self) -> None:
-        """Parses as much of the pending bytes as possible, and starts or stops reading from the network accordingly."""
-        if self._processing:
-            # The application has called `receive` or `send` from within `begin`: the loop below, further up the stack,
-            # goes on with the new state. Recursion could grow as deep as the client has sent requests.
-            return
+        """Parses as much of the pending bytes as possible, and starts or stops reading from the network accordingly.
+
+        It is not called while it runs: if the application calls `receive` or `send` from within `begin`, the loop
+        further up the stack goes on with the new state. Recursion could grow as deep as the client has sent requests.
+        """
         self._processing = True
         try:
-            while self._process_step():
-                pass
+            while self._pending or self._queue:
+                if self._missing:
+                    if not self._pending or not self._consume_body():
+                        break
+                elif self._queue and self._current is None:
+                    self._begin_queued()
+                elif not self._pending or self._ignores_input or self._blocked or not self._parse_head():
+                    break
         finally:
             self._processing = False
         if self._pending:
@@ -181,23 +187,20 @@ class Connection(asyncio.BufferedProtocol):
         if self._reading_paused is not bool(self._pending and not self._ignores_input):
             self._set_reading(self._reading_paused)
         # The client's time for a body begins when what had arrived of it is used up, not while the server was busy.
-        if not self._body_since and (self._sink is not None or self._discarding):
+        if (self._sink is not None or self._discarding) and not self._body_since:
             self._body_since = self._clock.now()
             self._deadline.set(BODY_GRACE)
 
-    def _process_step(self) -> bool:
-        """Begins a queued request, or consumes some bytes of a body or a head; false if neither is possible now."""
-        if self._missing:
-            return bool(self._pending) and self._consume_body()
-        if self._current is None and self._queue:
-            # The body that was taken over goes back in front of the pending bytes. So `_consume_body` treats it like
-            # one that arrives now.
-            request, body = self._queue.popleft()
-            self._pending = b"".join((body, self._pending))
-            self._blocked = self._blocked and bool(self._queue)  # only the last request in the queue can block parsing
-            self._begin(request)
-            return True
-        return bool(self._pending) and not self._ignores_input and not self._blocked and self._parse_head()
+    def _begin_queued(self) -> None:
+        """Begins the first request in the queue.
+
+        The body that was taken over with it goes back in front of the pending bytes. So `_consume_body` treats it like
+        one that arrives now.
+        """
+        request, body = self._queue.popleft()
+        self._pending = b"".join((body, self._pending))
+        self._blocked = self._blocked and bool(self._queue)  # only the last request in the queue can block parsing
+        self._begin(request)
 
     def _set_reading(self, on: bool) -> None:
         """Resumes or pauses the reading from the network, unless that is so already."""
@@ -210,17 +213,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def _consume_body(self) -> bool:
         """Copies pending bytes of a body to where they belong; false if the application has not asked for them yet."""
-        data, count = self._pending, min(len(self._pending), self._missing)
-        if self._sink is not None:
-            self._sink[:count] = data[:count]
-        elif not self._discarding:
+        if self._sink is None and not self._discarding:
             return False
-        self._pending = data[count:] if len(data) > count else b""
-        self._missing -= count
-        if not self._missing:
-            self._body_complete()
-        elif self._sink is not None:
+        data, missing = self._pending, self._missing
+        data, self._pending = (data[:missing], data[missing:]) if len(data) > missing else (data, b"")
+        count = len(data)
+        if self._sink is not None:
+            self._sink[:count] = data
             self._sink = self._sink[count:]
+        self._missing = missing - count
+        if count == missing:
+            self._body_complete()
         return True
 
     def _parse_head(self) -> bool:
@@ -263,23 +266,27 @@ class Connection(asyncio.BufferedProtocol):
         if "transfer-encoding" in request.headers:
             self._refuse_input(Refused(411, "length", "send a Content-Length, not a chunked body"))
             return
-        waiting = len(self._queue) + (self._current is not None)
-        if waiting >= PIPELINED:
-            text = f"more than {PIPELINED} requests of this connection wait for their responses"
-            self._refuse_input(busy("busy", text))
-            return
         request.attach(self)
-        if waiting:
-            # A body that has arrived whole is taken over, so that the heads behind it can be parsed and counted. One
-            # that has not would have to be kept piece by piece, so it stays where it is and blocks the parsing.
-            whole = len(self._pending) >= request.length
-            body = bytes(self._pending[: request.length]) if whole else b""
-            self._pending, self._blocked = self._pending[len(body) :], not whole
-            self._queue.append((request, body))
-        else:
+        if self._current is None and not self._queue:
             self._begin(request)
+        elif not self._enqueue(request):
+            return
         if request.upgrades:  # the bytes that follow belong to another protocol, which the server does not speak
             self._ignores_input, self._pending = True, b""
+
+    def _enqueue(self, request: Request) -> bool:
+        """Queues a request behind the current one; refuses it, and returns false, if too many wait already."""
+        if len(self._queue) + (self._current is not None) >= PIPELINED:
+            text = f"more than {PIPELINED} requests of this connection wait for their responses"
+            self._refuse_input(busy("busy", text))
+            return False
+        # A body that has arrived whole is taken over, so that the heads behind it can be parsed and counted. One that
+        # has not would have to be kept piece by piece, so it stays where it is and blocks the parsing.
+        whole = len(self._pending) >= request.length
+        body = bytes(self._pending[: request.length]) if whole else b""
+        self._pending, self._blocked = self._pending[len(body) :], not whole
+        self._queue.append((request, body))
+        return True
 
     def _begin(self, request: Request) -> None:
         """Passes a request to the application; its body stays unread until the application asks for it."""
@@ -296,14 +303,15 @@ class Connection(asyncio.BufferedProtocol):
             request.body_lost()
             self._refuse_and_close(request, malformed())
             return
-        if request.headers.get("expect", "").lower() == "100-continue":
+        if request.expects and request.headers["expect"].lower() == "100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._on_body = on_body
         if not self._missing:
             self._body_complete()
             return
         self._sink, self._discarding, self._body_since = body, body is None, 0.0
-        self._process()
+        if not self._processing:
+            self._process()
 
     def received(self, request: Request) -> int:
         """Bytes of the request's body that have arrived."""
@@ -314,7 +322,7 @@ class Connection(asyncio.BufferedProtocol):
         self._sink, self._discarding, self._request_ended = None, False, True
         if self._body_since:
             self._deadline.clear()
-        on_body, self._on_body = self._on_body, lambda: None
+        on_body, self._on_body = self._on_body, _nothing
         if self._current is not None:
             self._current.body_received()
         else:  # the request was answered before, and the rest of its body was discarded
@@ -340,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         self._deadline.clear()
         reading = self._sink is not None or self._discarding
-        self._sink, self._on_body = None, lambda: None
+        self._sink, self._on_body = None, _nothing
         if reading or request.expects or self._missing > UNREAD_BYTES:
             request.keep_alive = False
         # Not 0.0, so that `_process` does not set the deadline of a body: `_response_written` sets the one that counts.
@@ -359,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline.set(LINGER)
         elif not self._queue:
             self._deadline.set(self._limits.idle)
-        if self._pending or self._queue:
+        if (self._pending or self._queue) and not self._processing:
             self._process()
 
     # -- the end ----------------------------------------------------------------------------------------------------
@@ -454,6 +462,10 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Ends the connection at once, without sending what is not sent yet."""
         self._transport.abort()
+
+
+def _nothing() -> None:
+    """The callback of a body for which no application waits."""
 
 
 def _common_name(certificate: Any) -> str | None:

@@ -30,52 +30,43 @@ _MAX_CACHED_NAMES, _MAX_CACHED_NAME = 256, 64
 class Head:
     """Collects one head: the connection calls `feed` with the bytes that arrive until it returns a request."""
 
-    __slots__ = (
-        "_complete", "_headers", "_lines", "_parser", "_tail", "_upgrades", "_url", "begun", "on_header", "on_url",
-        "size",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.size = self._lines = 0
-        """Bytes so far, including empty lines before the head (HTTP allows them); lines so far, without those."""
-        self.begun = self._complete = self._upgrades = False
-        """Whether more than empty lines has arrived; whether the parser has seen the end of the head; whether the
-        client asks to change to another protocol."""
-        self._tail = b""
-        """The last three bytes that were fed before: the empty line may arrive in two pieces."""
+    size = _lines = 0
+    """Bytes so far, including empty lines before the head (HTTP allows them); lines so far, without those."""
+    begun = _upgrades = False
+    """Whether more than empty lines has arrived; whether the client asks to change to another protocol."""
+    _open = True
+    """Whether the parser has not seen the end of the head."""
+    _tail = b""
+    """The last three bytes that were fed before: the empty line may arrive in two pieces."""
 
     def feed(self, data: BytesLike) -> tuple[int, Request | None]:
         """Returns how many of the bytes belong to the head, and the request if the head ends with them.
 
         It raises `Refused` if the head is not valid HTTP, or exceeds a limit.
         """
-        text = bytes(data[:_USUAL_BYTES])
-        end = self._end(text)
+        tail, text = self._tail, bytes(data[:_USUAL_BYTES])
+        end = (tail + text).find(_END)
         if end < 0 and len(data) > _USUAL_BYTES:
             text = bytes(data)
-            end = self._end(text)
+            end = (tail + text).find(_END)
         if end >= 0:
-            text = text[:end]
+            text = text[: end + 4 - len(tail)]
         if not self.size:
             self._begin()
+        lines = text if self.begun else text.lstrip(b"\r\n")
+        self.begun = begun = self.begun or bool(lines)
         self.size += len(text)
-        self._lines += (text if self.begun else text.lstrip(b"\r\n")).count(b"\n")
+        self._lines += lines.count(b"\n")
         self._parse(text)
         if self._lines > HEADERS or self.size > URL_BYTES:  # only such a head can exceed a limit: the rest is cheap
             self._check_limits()
-        if self._complete is not (end >= 0 and self.begun):
+        if self._open is (end >= 0 and begun):
             # Whichever line endings the parser accepts, it must see the end where we see it (module docstring).
             raise malformed()
-        if self._complete:
+        if not self._open:
             return len(text), self._request()
-        self._tail = (self._tail + text)[-3:] if end < 0 else b""
+        self._tail = (tail + text)[-3:] if end < 0 else b""
         return len(text), None
-
-    def _end(self, text: bytes) -> int:
-        """The index in `text` behind the empty line; -1 if the empty line does not end in it."""
-        tail = self._tail
-        found = (tail + text if tail else text).find(_END)
-        return -1 if found < 0 else found + 4 - len(tail)
 
     def _begin(self) -> None:
         """Makes a parser. It calls the `on_...` attributes of this object.
@@ -88,13 +79,9 @@ class Head:
         self.on_url, self.on_header = self._url.append, self._headers.__setitem__
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
 
-    def on_message_begin(self) -> None:
-        """The parser has seen the first byte of the first line."""
-        self.begun = True
-
     def on_headers_complete(self) -> None:
         """The parser has seen the empty line."""
-        self._complete = True
+        self._open = False
 
     def _parse(self, text: bytes) -> None:
         assert self._parser is not None
@@ -109,11 +96,11 @@ class Head:
     def _check_limits(self) -> None:
         """Refuses a head that is too long, or has too many headers."""
         url = sum(map(len, self._url))
-        no_headers = 2 if self._complete else 0  # lines that are no headers: the first line, and the empty one
+        no_headers = 0 if self._open else 2  # lines that are no headers: the first line, and the empty one
         if (
             url > URL_BYTES
             or self._lines - no_headers > HEADERS
-            or self.size > HEADER_BYTES + (url if self._complete else 0)
+            or self.size > HEADER_BYTES + (0 if self._open else url)
         ):
             raise Refused(431, "headers", "the headers are too long or too many")
 
@@ -127,7 +114,9 @@ class Head:
         length = headers.get("content-length", "0")
         if len(length) > _MAX_LENGTH_DIGITS:
             raise malformed()
-        keep_alive = parser.get_http_version() != "1.0" and not self._upgrades and not _asks_to_close(headers)
+        keep_alive = parser.get_http_version() != "1.0" and not self._upgrades
+        if "connection" in headers and _asks_to_close(headers["connection"]):
+            keep_alive = False
         method = parser.get_method().decode("ascii")
         return Request(method, path, query, headers, int(length), keep_alive=keep_alive, upgrades=self._upgrades)
 
@@ -145,14 +134,13 @@ class _Names(dict[bytes, str]):
 _NAMES = _Names()
 
 
-def _asks_to_close(headers: dict[str, str]) -> bool:
-    """Whether the client wants the connection to end with this request.
+def _asks_to_close(options: str) -> bool:
+    """Whether the client wants the connection to end with this request, by its `Connection` header.
 
     The parser's own answer (`should_keep_alive`) is of no use here: for a request without a body it is reset by the
     time the head is parsed.
     """
-    options = headers.get("connection")
-    return options is not None and "close" in (option.strip() for option in options.lower().split(","))
+    return "close" in (option.strip() for option in options.lower().split(","))
 
 
 def _path_and_query(url: bytes) -> tuple[str, bytes]:

@@ -47,13 +47,13 @@ class Outgoing:
 
         `last`: the connection ends with this response.
         """
-        parts = response.parts
+        _, _, parts, _, stream = response
         size = sum(map(len, parts))
         head = response.head(size, last=last)
         if head_only:
             parts = ()
-        if response.stream is not None and not head_only:
-            self._stream = self._clock.loop.create_task(self._send_stream(head, response.stream, not last, on_written))
+        if stream is not None and not head_only:
+            self._stream = self._clock.loop.create_task(self._send_stream(head, stream, not last, on_written))
         elif self.paused or size > PIECE:  # paused: the client has not read enough of the responses before this one
             self._unwritten, self._on_written = deque([head, *_pieces(parts)]), on_written
             self._write_pieces()

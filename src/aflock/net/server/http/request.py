@@ -28,10 +28,19 @@ class Request:
     The application uses the upper part; the methods at the end are called by the connection.
     """
 
-    __slots__ = (
-        "_connection", "_disconnected", "_on_body_lost", "_on_finished", "about", "certificate_name", "client", "code",
-        "done", "headers", "keep_alive", "length", "method", "path", "query", "upgrades", "what",
-    )  # fmt: skip
+    certificate_name: str | None = None
+    """The common name in the client's TLS certificate, if it has shown one."""
+    done = False
+    """Whether a response was sent, or none can be sent any more because the connection has ended."""
+    client, what, code = "", "?", ""
+    """For the log: which member asks, for which path, and the code of the refusal. The application sets them to values
+    it knows, never to what an unknown client has sent."""
+    about: Any = None
+    """For the log: what else the application knows about the request."""
+    _connection: Connection
+    _on_body_lost: Callback | None = None
+    _on_finished: Callback | None = None
+    _disconnected: asyncio.Future[None] | None = None
 
     def __init__(
         self,
@@ -50,19 +59,6 @@ class Request:
         """
         self.method, self.path, self.query, self.headers = method, path, query, headers
         self.length, self.keep_alive, self.upgrades = length, keep_alive, upgrades
-        self.certificate_name: str | None = None
-        """The common name in the client's TLS certificate, if it has shown one."""
-        self.done = False
-        """Whether a response was sent, or none can be sent any more because the connection has ended."""
-        self.client, self.what, self.code = "", "?", ""
-        """For the log: which member asks, for which path, and the code of the refusal. The application sets them to
-        values it knows, never to what an unknown client has sent."""
-        self.about: Any = None
-        """For the log: what else the application knows about the request."""
-        self._connection: Connection
-        self._on_body_lost: Callback | None = None
-        self._on_finished: Callback | None = None
-        self._disconnected: asyncio.Future[None] | None = None
 
     @property
     def expects(self) -> bool:
@@ -132,7 +128,9 @@ class Request:
 
     def attach(self, connection: Connection) -> None:
         """Says over which connection the request has arrived."""
-        self._connection, self.certificate_name = connection, connection.certificate_name
+        self._connection = connection
+        if connection.certificate_name is not None:
+            self.certificate_name = connection.certificate_name
 
     def body_received(self) -> None:
         """The whole body is there: if the connection ends now, only the response is lost."""
@@ -147,8 +145,8 @@ class Request:
     def finish(self) -> None:
         """The transport has got all of the response, or the connection has ended."""
         self.done, self._on_body_lost = True, None
-        on_finished, self._on_finished = self._on_finished, None
-        if on_finished is not None:
+        if self._on_finished is not None:
+            on_finished, self._on_finished = self._on_finished, None
             on_finished()
         if self._disconnected is not None:
             _settle(self._disconnected)

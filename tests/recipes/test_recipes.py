@@ -24,7 +24,7 @@ from aflock.recipes.check import check
 from aflock.recipes.claims import Comparison
 from aflock.recipes.numbers import budgets, grouped
 from aflock.recipes.papers import Paper
-from aflock.recipes.recipe import Recipe, parse
+from aflock.recipes.recipe import SCALES, Recipe, parse
 from aflock.recipes.reproduce import EXTENSIONS, reproduce
 from aflock.recipes.verdicts import holm, judge, needs_seeds, p_value, visible
 from aflock.sim.simulation import Simulation
@@ -74,7 +74,7 @@ def test_every_recipe_runs_at_smoke_scale(name: str, tmp_path: Path) -> None:
 def test_every_recipe_is_complete(name: str) -> None:
     """All of its cells are valid experiments at every scale, and its claims speak of its own lines."""
     recipe = recipes.read(name)
-    assert set(recipe.scales) <= {"smoke", "laptop", "paper"}
+    assert set(recipe.scales) <= set(SCALES)
     assert {"smoke", "paper"} <= set(recipe.scales)
     for scale in recipe.scales:
         rows, columns = recipe.lines(scale)
@@ -88,6 +88,27 @@ def test_every_recipe_is_complete(name: str) -> None:
         named = [*claim.get("rows", []), *claim.get("columns", []), *claim.get("than", [])]
         named += [claim[key] for key in ("row", "column", "to") if key in claim]
         assert set(named) <= labels, claim["says"]
+
+
+def test_rates_of_the_theorems_are_those_of_the_steps_that_are_run() -> None:
+    """AdaMasFL takes gamma from S, K and T, and a scale with fewer server steps has another T; MasFL only needs K/T."""
+    checked = 0
+    for recipe in (recipe for recipe in recipes.entries() if recipe.paper == "002"):
+        for scale in (scale for scale in recipe.scales if scale != "smoke"):
+            rows, columns = recipe.lines(scale)
+            for row in rows:
+                cell, full = recipe.cell(scale, row, columns[0], 0), recipe.cell("paper", row, columns[0], 0)
+                name, p, paper = (
+                    cell.section("strategy").name,
+                    cell.section("strategy").params,
+                    full.section("strategy"),
+                )
+                if name in ("masfl", "adamasfl"):
+                    assert p["steps"] / p["rounds"] == paper.params["steps"] / paper.params["rounds"]
+                    checked += 1
+                if name == "adamasfl":
+                    assert p["rounds"] == cell.section("budget").versions, f"{recipe.name}, {scale}, {row.label}"
+    assert checked > 50
 
 
 def test_tuning_chooses_per_row_and_every_budget_is_read_off(tmp_path: Path) -> None:
@@ -164,7 +185,7 @@ def test_the_weights_of_mr_asyncfl_follow_from_its_rounds(tmp_path: Path) -> Non
     assert len(found) == 13
     assert found[-1] == pytest.approx([held[client] for client in range(6)])
     assert found.sum(axis=1) == pytest.approx([1.0] * 13)
-    text = report.section(recipe, "smoke", document, tmp_path / "figures")
+    text = report.section(report.Stored(recipe, "smoke", document), tmp_path / "figures")
     assert "](tiny.smoke.weights.png)" in text
     assert (tmp_path / "figures" / "tiny.smoke.weights.png").read_bytes().startswith(b"\x89PNG")
 
@@ -223,6 +244,7 @@ def test_the_page_shows_paper_and_ours(tmp_path: Path, monkeypatch: pytest.Monke
     assert "`laptop`, 2 seeds; Buff minus ASGD, " in first
     assert "](page/tiny.md#tiny-laptop) |" in first
     page = (tmp_path / "page" / "tiny.md").read_text()
+    assert "](#tiny-laptop) | " in page.partition("## tiny, laptop")[0]
     assert "## tiny, laptop" in page
     assert "at equal server steps:" in page
     assert "**at equal uploads**" in page

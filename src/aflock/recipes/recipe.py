@@ -22,7 +22,7 @@ from ..errors import InputError
 from ..registry import unknown
 from ..sim.experiment import Experiment
 
-SCALES = ("smoke", "laptop", "paper")
+SCALES = ("smoke", "laptop", "cnn", "paper")
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,18 @@
 """docs/reproduction.md and one page per paper, from stored results alone; nothing is typed in by hand.
 
 The first page is one table: every headline claim of the papers, our verdict, and how strong the evidence is. A paper's
-page shows, for each of its recipes, the figure, the table at the budget the paper counts and the claims; all else
-is folded.
+page begins with a list of its tables and figures; it then shows, for each of its recipes, the figure, the table at the
+budget the paper counts and the headline claims; all else is folded.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InputError
 from ..reports.figures import panels_figure, weights_figure
@@ -22,7 +23,7 @@ from .claims import Grid
 from .numbers import Runs, budgets, grouped, has_diverged, judged_grid
 from .papers import PAPERS
 from .recipe import SCALES, Recipe, names, read
-from .verdicts import OPEN, Verdict, judge, visible
+from .verdicts import FAILS, HOLDS, OPEN, Verdict, judge, visible
 
 BUDGETS = {
     "versions": "at equal server steps",
@@ -37,6 +38,27 @@ FAR = 0.02
 
 _FORMS = {"accuracy": ".3f", "loss": ".4g", "time": ".3g"}
 
+_READINGS = ("steps", "ticks", "sampled")
+"""The ends of the names of recipes that read one figure in several ways, in the order in which a page shows them."""
+
+
+class Stored(NamedTuple):
+    """The results of one recipe at one scale."""
+
+    recipe: Recipe
+    scale: str
+    document: Mapping[str, Any]
+
+    @property
+    def heading(self) -> str:
+        """The heading of its section."""
+        return f"{self.recipe.name}, {self.scale}"
+
+    @property
+    def anchor(self) -> str:
+        """The heading as Markdown makes an anchor of it."""
+        return self.heading.lower().replace(",", "").replace(" ", "-")
+
 
 def write(results: Path, file: Path, *, figures: bool = True) -> list[str]:
     """Writes the first page, the papers' pages and (unless told not to) figures; returns the names of what is there."""
@@ -44,34 +66,58 @@ def write(results: Path, file: Path, *, figures: bool = True) -> list[str]:
     if not any(_stored(results, paper) for paper in PAPERS):
         smoke = len(list(results.glob("*.smoke.json")))
         raise InputError(
-            f"{results} holds no results of the scales laptop and paper ({smoke} of smoke, which no page shows); run "
-            "`aflock reproduce` first"
+            f"{results} holds no results of the scales laptop, cnn and paper ({smoke} of smoke, which no page shows); "
+            "run `aflock reproduce` first"
         )
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[str] = []
     shown: list[str] = []
     for paper, about in PAPERS.items():
-        sections = []
-        for recipe, scale, document in _stored(results, paper):
-            sections.append(section(recipe, scale, document, folder if figures else None))
-            rows += summary(recipe, scale, document, f"{folder.name}/{paper}.md")
-            shown.append(f"{recipe.name} ({scale})")
-        if sections:
-            back = f"[All papers](../{file.name}) has the verdicts in one table and says how to read these."
-            head = [f"# {about.title}", "", f"{about.source}. Short name here: {paper}. {back}", ""]
-            write_whole(folder / f"{paper}.md", "\n".join([*head, *sections]) + "\n")
+        stored = _stored(results, paper)
+        if not stored:
+            continue
+        rows += summary(stored, f"{folder.name}/{paper}.md")
+        shown += [f"{each.recipe.name} ({each.scale})" for each in stored]
+        back = f"[All papers](../{file.name}) has the verdicts in one table and says how to read these."
+        head = [f"# {about.title}", "", f"{about.source}. Short name here: {paper}. {back}", "", *contents(stored), ""]
+        sections = [section(each, folder if figures else None) for each in stored]
+        write_whole(folder / f"{paper}.md", "\n".join([*head, *sections]) + "\n")
     write_whole(file, "\n".join([_HEAD, *_TABLE, *rows, "", _METHOD]) + "\n")
     return shown
 
 
-def _stored(results: Path, paper: str) -> list[tuple[Recipe, str, dict[str, Any]]]:
+def _stored(results: Path, paper: str) -> list[Stored]:
     found = []
-    for name in (name for name in names() if name.startswith(paper)):
+    for name in sorted((name for name in names() if name.startswith(paper)), key=_place):
         for scale in (scale for scale in SCALES if scale != "smoke"):
             file = results / f"{name}.{scale}.json"
             if file.is_file():
-                found.append((read(name), scale, json.loads(file.read_text(encoding="utf-8"))))
+                found.append(Stored(read(name), scale, json.loads(file.read_text(encoding="utf-8"))))
     return found
+
+
+def _place(name: str) -> tuple[str, int]:
+    """By table or figure; of several readings of one, the first reading first."""
+    about, _, reading = name.rpartition("-")
+    return (about, _READINGS.index(reading)) if reading in _READINGS else (name, 0)
+
+
+def contents(stored: Iterable[Stored]) -> list[str]:
+    """The list at the head of a paper's page: its tables and figures, and what became of their claims."""
+    lines = ["| in the paper | what is shown | scale | claims: hold, fail, too close to tell |", "|---|---|---|---|"]
+    for each in stored:
+        outcomes = [verdict.outcome for verdict in _judged(each)]
+        counts = ", ".join(str(outcomes.count(outcome)) for outcome in (HOLDS, FAILS, OPEN)) if outcomes else "none"
+        recipe = each.recipe
+        lines.append(f"| [{recipe.where}](#{each.anchor}) | {recipe.title} | `{each.scale}` | {counts} |")
+    return lines
+
+
+def _judged(stored: Stored) -> list[Verdict]:
+    recipe = stored.recipe
+    grid = judged_grid(recipe, grouped(recipe, stored.scale, stored.document))
+    found = (judge(claim, grid, recipe.paper_value) for claim in recipe.claims)
+    return [verdict for verdict in found if verdict.comparisons]
 
 
 _HEAD = """# Reproduction
@@ -89,8 +135,10 @@ _METHOD = """## How to read it
 
 - **Claims**: of each table or figure the one to three that the paper's text is about; the papers' pages have them all.
 - **Evidence**: the scale (`paper`: the paper's set-up; `laptop`: a smaller model or horizon, so that only the order of
-  rules can be compared), the seeds, and the comparison that decides the verdict: our mean difference with half its
-  95 % interval, and the paper's difference where it prints one. Points are percentage points of test accuracy.
+  rules can be compared; `cnn`: the same with a small convolutional network, closer to the paper), the seeds, and the
+  comparison that decides the verdict: our mean difference with half its 95 % interval, and the paper's difference
+  where it prints one. Points are percentage points of test accuracy. A claim that was judged at several scales stands
+  here with the one closest to the paper; the paper's page has the others.
 - **Verdicts**: differences are paired by seed (the same seed is the same data, split and schedule), tested by Student's
   t with Holm's correction over the comparisons of one claim. A claim *holds* if every comparison is on its side beyond
   chance at 5 %, *fails* if any is on the other side, and is *too close to tell* otherwise; then the evidence says which
@@ -105,18 +153,29 @@ _METHOD = """## How to read it
 """
 
 
-def summary(recipe: Recipe, scale: str, document: Mapping[str, Any], page: str) -> list[str]:
-    """The rows of the first page's table: the recipe's headline claims."""
-    runs = grouped(recipe, scale, document)
-    grid = judged_grid(recipe, runs)
+def summary(stored: Sequence[Stored], page: str) -> list[str]:
+    """The rows of the first page's table: the headline claims of a paper's recipes.
+
+    A claim that was judged at several scales is shown at the one that is closest to the paper.
+    """
     lines = []
-    for claim in (claim for claim in recipe.claims if claim.get("headline")):
-        verdict = judge(claim, grid, recipe.paper_value)
-        link = f"[details]({page}#{_anchor(recipe, scale)})"
-        about = f"{PAPERS[recipe.paper].short} ({PAPERS[recipe.paper].year})"
-        says = f"{claim['says']}{_reading(recipe)}"
-        lines.append(f"| {about} | {says} | **{verdict.outcome}** | {evidence(recipe, scale, verdict)} | {link} |")
+    for _, group in groupby(stored, key=lambda each: each.recipe.name):
+        at_scales = list(group)
+        for claim in (claim for claim in at_scales[0].recipe.claims if claim.get("headline")):
+            found = [
+                (each, verdict) for each in at_scales for verdict in _judged(each) if verdict.says == claim["says"]
+            ]
+            if found:
+                lines.append(_row(*found[-1], page))
     return lines
+
+
+def _row(stored: Stored, verdict: Verdict, page: str) -> str:
+    recipe = stored.recipe
+    about = f"{PAPERS[recipe.paper].short} ({PAPERS[recipe.paper].year})"
+    proof = evidence(recipe, stored.scale, verdict)
+    link = f"[details]({page}#{stored.anchor})"
+    return f"| {about} | {verdict.says}{_reading(recipe)} | **{verdict.outcome}** | {proof} | {link} |"
 
 
 def _reading(recipe: Recipe) -> str:
@@ -129,7 +188,7 @@ def evidence(recipe: Recipe, scale: str, verdict: Verdict) -> str:
     if weakest is None:
         return f"`{scale}`: not run"
     values = weakest.differences
-    factor, unit = (100.0, " points") if recipe.metric == "accuracy" else (1.0, f" ({recipe.metric})")
+    factor, unit = _unit(recipe)
     ours = f"{factor * (sum(values) / len(values) - weakest.margin):+.3g}"
     if len(values) > 1:
         ours += f" ± {factor * half_interval(values):.2g}"
@@ -143,15 +202,21 @@ def evidence(recipe: Recipe, scale: str, verdict: Verdict) -> str:
     return text
 
 
-def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Path | None) -> str:
-    """One recipe: its figure, its table at the budget the paper counts, its claims; the rest is folded.
+def _unit(recipe: Recipe) -> tuple[float, str]:
+    """What a difference is multiplied with for people, and its unit."""
+    return (100.0, " points") if recipe.metric == "accuracy" else (1.0, f" ({recipe.metric})")
+
+
+def section(stored: Stored, figures: Path | None) -> str:
+    """One recipe: its figure, its table at the budget the paper counts, its headline claims; the rest is folded.
 
     The figure is drawn into the folder `figures`; None: only its name is written.
     """
+    recipe, scale, document = stored
     runs = grouped(recipe, scale, document)
     grids = budgets(recipe, runs)
     main = next((axis for axis in (recipe.counts, "end", *grids) if axis in grids), "end")
-    lines = [f"## {_heading(recipe, scale)}", "", f"{recipe.title}. `{scale}`: {document['says']}", ""]
+    lines = [f"## {stored.heading}", "", f"{recipe.title}. `{scale}`: {document['says']}", ""]
     figure = f"{recipe.name}.{scale}.png"
     if recipe.metric in ("accuracy", "loss", "time"):
         if figures is not None:
@@ -168,9 +233,12 @@ def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Pa
         *table(recipe, scale, grids.get(main, {}), main, runs),
         "",
     ]
-    lines += [*verdicts(recipe, grids.get(main, {})), ""] if recipe.claims else []
-    lines += ["<details><summary>Set-up, other budgets, rates</summary>", ""]
+    headlines = verdicts(recipe, grids.get(main, {}), headline=True)
+    lines += [*headlines, ""] if headlines else []
+    others = verdicts(recipe, grids.get(main, {}), headline=False)
+    lines += [f"<details><summary>Set-up, {'other claims, ' if others else ''}other budgets, rates</summary>", ""]
     lines += [f"- {note}" for note in recipe.notes] + ([""] if recipe.notes else [])
+    lines += [f"**Other claims, {BUDGETS.get(main, main)}**", "", *others, ""] if others else []
     for axis, grid in grids.items():
         if axis != main:
             lines += [f"**{BUDGETS.get(axis, axis)}**", "", *table(recipe, scale, grid, axis, runs), ""]
@@ -179,15 +247,6 @@ def section(recipe: Recipe, scale: str, document: Mapping[str, Any], figures: Pa
     lines += [f"Conjecture, not tested: {recipe.explained}", ""] if recipe.explained else []
     lines += _tuned(recipe, runs)
     return "\n".join([*lines, "</details>", ""])
-
-
-def _heading(recipe: Recipe, scale: str) -> str:
-    return f"{recipe.name}, {scale}"
-
-
-def _anchor(recipe: Recipe, scale: str) -> str:
-    """As Markdown makes it of the heading."""
-    return _heading(recipe, scale).lower().replace(",", "").replace(" ", "-")
 
 
 def _seeds(runs: Runs) -> str:
@@ -224,10 +283,15 @@ def _cell(seeds: Mapping[int, float] | None, paper: float | None, form: str, lim
     return f"{f'**{text}**' if far else text} {beside}".strip()
 
 
-def verdicts(recipe: Recipe, grid: Grid) -> list[str]:
-    """Every claim and what became of it."""
-    found = [judge(claim, grid, recipe.paper_value) for claim in recipe.claims]
-    return [f"- *{verdict.outcome}*: {verdict.says} ({verdict.detail})" for verdict in found]
+def verdicts(recipe: Recipe, grid: Grid, *, headline: bool | None = None) -> list[str]:
+    """The claims that were run, and what became of them: all, or those that are headlines, or the others."""
+    wanted = [claim for claim in recipe.claims if headline in (None, bool(claim.get("headline")))]
+    found = [judge(claim, grid, recipe.paper_value) for claim in wanted]
+    return [
+        f"- *{verdict.outcome}*: {verdict.says} ({verdict.detail(*_unit(recipe))})"
+        for verdict in found
+        if verdict.comparisons
+    ]
 
 
 def by_round(runs: Runs) -> list[str]:

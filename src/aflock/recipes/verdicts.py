@@ -37,9 +37,8 @@ class Verdict:
     signs: tuple[int, ...]
     """Of each comparison: 1 with the claim, -1 against it, 0 undecided."""
 
-    @property
-    def detail(self) -> str:
-        """How many comparisons are on which side, and where it failed or stayed open."""
+    def detail(self, factor: float = 1.0, unit: str = "") -> str:
+        """How many comparisons are on which side, and where it failed or stayed open; differences times `factor`."""
         if all(len(each.differences) < 2 for each in self.comparisons):
             return "one seed: not judged" if self.comparisons else "not run"
         held = self.signs.count(1)
@@ -51,7 +50,7 @@ class Verdict:
             text += f"; undecided in {_some(undecided)}"
         seen = [visible(each, len(self.comparisons)) for each in undecided if len(each.differences) > 1]
         if seen and self.outcome == OPEN:
-            text += f"; a difference of {max(seen):.2g} would have shown"
+            text += f"; a difference of {factor * max(seen):.2g}{unit} would have shown"
         return text
 
     @property

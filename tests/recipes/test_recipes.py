@@ -231,6 +231,36 @@ def test_a_killed_recipe_goes_on_cell_by_cell(tmp_path: Path) -> None:
     assert not list(file.parent.glob(".*"))
 
 
+def test_workers_end_with_the_recipe_they_work_for(tmp_path: Path) -> None:
+    """Also with one that was killed; and a recipe whose worker was killed says so in one sentence."""
+    command = [sys.executable, "-m", "aflock", "reproduce", "000-figure-2-steps", "--scale", "smoke", "--jobs", "2"]
+    for victim in ("recipe", "worker"):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        workers = wait_for_workers(process)
+        os.kill(process.pid if victim == "recipe" else workers[0], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+        deadline = time.monotonic() + 30
+        while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+        if victim == "worker":
+            assert process.returncode == 1
+            assert "a worker process was killed" in errors.splitlines()[-1]
+            assert "Traceback" not in errors
+
+
+def wait_for_workers(process: subprocess.Popen[str]) -> list[int]:
+    """The worker processes of a recipe, once there are two."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        found = [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if len(found) == 2:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("the recipe has started no workers")
+
+
 def test_the_page_shows_paper_and_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     head, claims = TINY["recipe"] | {"paper": "tiny"}, [TINY["claims"][0] | {"headline": True}]
     recipe = tiny(recipe=head, claims=claims, scale={"laptop": {"says": "less of it.", "seeds": 2}})

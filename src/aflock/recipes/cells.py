@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..events import Event
@@ -73,3 +77,18 @@ def _point(measured: Measurement) -> list[float]:
         round(measured.accuracy, 4),
         round(measured.loss, 4),
     ]
+
+
+def end_with_parent() -> None:
+    """Lets this worker process end as soon as the process that started it has ended, also if that was killed.
+
+    A worker of a pool waits for its next run at a pipe that its siblings hold open, too: it would never see the end.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+
+def _exit_after(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)  # not `sys.exit`, which would end this thread only

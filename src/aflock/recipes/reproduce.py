@@ -16,9 +16,11 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from ..errors import AflockError
 from ..system import threads
 from . import cells
 from .claims import comparisons
@@ -205,13 +207,19 @@ def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any
         yield from ((each, cells.run(each.document, each.limits, each.by_round)) for each in works)
         return
     context, count = multiprocessing.get_context("spawn"), min(jobs, len(works))
-    with threads.one_thread_for_children(), ProcessPoolExecutor(max_workers=count, mp_context=context) as pool:
+    workers = ProcessPoolExecutor(count, context, cells.end_with_parent)
+    with threads.one_thread_for_children(), workers as pool:
         waiting = {pool.submit(cells.run, each.document, each.limits, each.by_round): each for each in works}
         try:
             while waiting:
                 finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in finished:
                     yield waiting.pop(future), future.result()
+        except BrokenProcessPool:
+            raise AflockError(
+                "a worker process was killed, maybe for want of memory; what has ended is stored: run the same command "
+                "again, with fewer --jobs"
+            ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -147,7 +147,7 @@ def _add_recipes(commands: Any) -> None:
     again.add_argument(
         "--cells", type=_positive, default=1, metavar="N", help="with --check: runs per stored result (1)"
     )
-    again.add_argument("--scale", default="laptop", help="smoke (seconds), laptop (the default) or paper")
+    again.add_argument("--scale", default="laptop", help="smoke (seconds), laptop (the default), cnn or paper, as the recipe has them")
     again.add_argument("--seeds", type=_positive, default=None, metavar="N", help="runs per cell")
     again.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="runs side by side")
     again.add_argument("--out", default="results", metavar="FOLDER", help="where results are kept (results)")

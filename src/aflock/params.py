@@ -6,8 +6,9 @@
 
 `Params.build` turns keywords into a checked object; a wrong name is answered with the nearest right one.
 
-`only={"staleness": ("hinge",)}` says that a parameter has an effect with that option alone. Without it, any value but
-the default is refused, because it would silently do nothing; a resolved file leaves it out.
+`only={"staleness": ("hinge",)}` says that a parameter has an effect with that option alone, and `unless=("beta",
+"gamma")` that it has none if all of those are given. Where it has none, any value but the default is refused, because
+it would silently do nothing; a resolved file leaves it out.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class Params:
             chosen = getattr(self, option)
             if not any(chosen == value or (value is GIVEN and chosen is not None) for value in values):
                 return f"{option}={chosen!r}"
+        given = {name: getattr(self, name) for name in item.metadata.get("unless", ())}
+        if given and None not in given.values():
+            return " and ".join(f"{name}={value!r}" for name, value in given.items())
         return None
 
     @classmethod
@@ -99,10 +103,16 @@ def unit(default: float | None, text: str, *, zero: bool = False, one: bool = Fa
     return _field(default, text, lambda x: _real(x) and (0 < x < 1 or (zero and x == 0) or (one and x == 1)), expected)
 
 
-def whole(default: int | None, text: str, *, least: int = 1, most: int | None = None) -> Any:
+def whole(
+    default: int | None, text: str, *, least: int = 1, most: int | None = None, unless: tuple[str, ...] = ()
+) -> Any:
     """An integer of at least `least`, and of `most` at most."""
     expected = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
-    return _field(default, text, lambda x: _integer(x) and least <= x and (most is None or x <= most), expected)
+
+    def check(x: Any) -> bool:
+        return _integer(x) and least <= x and (most is None or x <= most)
+
+    return _field(default, text, check, expected, unless=unless)
 
 
 def choice(default: str, options: tuple[str, ...], text: str, *, only: Only | None = None) -> Any:
@@ -138,13 +148,16 @@ def folder(text: str, *, only: Only | None = None) -> Any:
     return _field(None, text, lambda x: isinstance(x, str), "the path of a folder", only)
 
 
-def _field(default: Any, text: str, check: Check, expected: str, only: Only | None = None) -> Any:
+def _field(
+    default: Any, text: str, check: Check, expected: str, only: Only | None = None, unless: tuple[str, ...] = ()
+) -> Any:
     optional = default is None
     meta = {
         "help": text,
         "check": (lambda x: x is None or check(x)) if optional else check,
         "expected": expected + (", or None" if optional else ""),
         "only": only or {},
+        "unless": unless,
     }
     return field(default=default, metadata=meta)
 

@@ -229,6 +229,7 @@ def test_bad_parameters(name: str, params: dict[str, Any], text: str) -> None:
         ("delay-adaptive", {"mode": "drop", "smoothness": 2.0}, "smoothness=2.0 has no effect with mode='drop'"),
         ("mr-asyncfl", {"reset": "silent"}, "reset='silent' has no effect with max_staleness=None"),
         ("ace", {"memory": "client", "cache": "int8"}, "cache='int8' has no effect with memory='client'"),
+        ("masfl", {"beta": 0.3, "gamma": 0.1, "steps": 5}, "steps=5 has no effect with beta=0.3 and gamma=0.1"),
         ("masfl", {"gamma": 0.1, "smoothness": 2.0}, "smoothness=2.0 has no effect with gamma=0.1"),
     ],
 )

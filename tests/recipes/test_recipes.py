@@ -25,7 +25,7 @@ from aflock.recipes.claims import Comparison
 from aflock.recipes.numbers import budgets, grouped
 from aflock.recipes.papers import Paper
 from aflock.recipes.recipe import SCALES, Recipe, parse
-from aflock.recipes.reproduce import EXTENSIONS, reproduce
+from aflock.recipes.reproduce import EXTENSIONS, key, reproduce
 from aflock.recipes.verdicts import holm, judge, needs_seeds, p_value, visible
 from aflock.sim.simulation import Simulation
 
@@ -293,6 +293,22 @@ def test_every_number_on_the_committed_pages_comes_from_the_stored_results(tmp_p
     assert {file.relative_to(root / "docs"): file.read_text() for file in committed} == made
     shown = {match for text in made.values() for match in re.findall(r"\]\((\S+\.png)\)", text)}
     assert shown == {file.name for file in (root / "docs" / "reproduction").glob("*.png")}
+
+
+def test_every_stored_run_is_one_that_its_recipe_would_make() -> None:
+    """A recipe that has changed since must be run again, or its results removed: pages show no numbers of another."""
+    root = Path(__file__).parents[2]
+    for file in sorted((root / "results").glob("*.json")):
+        document = json.loads(file.read_text())
+        recipe, scale = recipes.read(document["recipe"]), document["scale"]
+        assert document["says"] == recipe.scale(scale).says, file.name
+        rows, columns = ({line.label: line for line in lines} for lines in recipe.lines(scale))
+        for run in document["runs"]:
+            where = f"{file.name}: {run['row']} | {run['column']} | seed {run['seed']} {run['changes']}"
+            assert run["row"] in rows, where
+            assert run["column"] in columns, where
+            cell = rows[run["row"]], columns[run["column"]]
+            assert run["key"] == key(recipe, scale, *cell, run["seed"], *run["changes"]), where
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ class Recipe:
         return {
             "name": self.name,
             "description": f"paper {self.paper}, {self.where}: {self.title}",
-            "source": f"{len(self.rows)} x {len(self.columns)} cells",
+            "source": f"{len(self.rows)} x {len(self.columns)} cells; scales {', '.join(self.scales)}",
             "scales": {name: scale.says for name, scale in self.scales.items()},
             "parameters": [],
         }

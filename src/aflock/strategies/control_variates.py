@@ -37,8 +37,8 @@ class ControlParams(CacheParams, BufferParams):
 
     beta: float | None = unit(None, "beta, momentum; None: sqrt(S*K/T)", one=True)
     gamma: float | None = positive(None, "gamma, server step size; None: the theorem's")
-    steps: int = whole(1, "K, local steps, for the theorem's defaults")
-    rounds: int = whole(1000, "T, server steps planned, for the theorem's defaults")
+    steps: int = whole(1, "K, local steps, for the theorem's defaults", unless=("beta", "gamma"))
+    rounds: int = whole(1000, "T, server steps planned, for the theorem's defaults", unless=("beta", "gamma"))
     selection: str = choice("arrivals", ("arrivals", "random"), "who contributes to a round")
 
 

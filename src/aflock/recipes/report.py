@@ -183,16 +183,22 @@ def _reading(recipe: Recipe) -> str:
 
 
 def evidence(recipe: Recipe, scale: str, verdict: Verdict) -> str:
-    """The scale, the seeds, and the comparison that decides: ours and the paper's."""
+    """The scale, the seeds, and the comparison that decides."""
+    seeds = len(verdict.weakest.differences) if verdict.weakest else 0
+    return f"`{scale}`, {seeds} seeds; {decisive(recipe, verdict)}"
+
+
+def decisive(recipe: Recipe, verdict: Verdict) -> str:
+    """The comparison that says most about the outcome: ours, the paper's, and what would have shown."""
     weakest = verdict.weakest
     if weakest is None:
-        return f"`{scale}`: not run"
+        return "not run"
     values = weakest.differences
     factor, unit = _unit(recipe)
     ours = f"{factor * (sum(values) / len(values) - weakest.margin):+.3g}"
     if len(values) > 1:
         ours += f" ± {factor * half_interval(values):.2g}"
-    text = f"`{scale}`, {len(values)} seeds; {weakest.where}: {ours}{unit}"
+    text = f"{weakest.where}: {ours}{unit}"
     if weakest.margin:
         text += f" (the claim allows {-factor * weakest.margin:g})"
     if weakest.printed:
@@ -287,11 +293,12 @@ def verdicts(recipe: Recipe, grid: Grid, *, headline: bool | None = None) -> lis
     """The claims that were run, and what became of them: all, or those that are headlines, or the others."""
     wanted = [claim for claim in recipe.claims if headline in (None, bool(claim.get("headline")))]
     found = [judge(claim, grid, recipe.paper_value) for claim in wanted]
-    return [
-        f"- *{verdict.outcome}*: {verdict.says} ({verdict.detail(*_unit(recipe))})"
-        for verdict in found
-        if verdict.comparisons
-    ]
+    return [_bullet(recipe, verdict) for verdict in found if verdict.comparisons]
+
+
+def _bullet(recipe: Recipe, verdict: Verdict) -> str:
+    details = "; ".join(part for part in (verdict.counts, decisive(recipe, verdict)) if part)
+    return f"- *{verdict.outcome}*: {verdict.says} ({details})"
 
 
 def by_round(runs: Runs) -> list[str]:

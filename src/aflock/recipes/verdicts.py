@@ -37,30 +37,20 @@ class Verdict:
     signs: tuple[int, ...]
     """Of each comparison: 1 with the claim, -1 against it, 0 undecided."""
 
-    def detail(self, factor: float = 1.0, unit: str = "") -> str:
-        """How many comparisons are on which side, and where it failed or stayed open; differences times `factor`."""
+    @property
+    def counts(self) -> str:
+        """How many comparisons are on which side, in words."""
         if all(len(each.differences) < 2 for each in self.comparisons):
             return "one seed: not judged" if self.comparisons else "not run"
-        held = self.signs.count(1)
-        text = f"{held} of {len(self.signs)} comparisons hold"
-        against, undecided = self._with_sign(-1), self._with_sign(0)
-        if against:
-            text += f"; the contrary in {_some(against)}"
-        if undecided:
-            text += f"; undecided in {_some(undecided)}"
-        seen = [visible(each, len(self.comparisons)) for each in undecided if len(each.differences) > 1]
-        if seen and self.outcome == OPEN:
-            text += f"; a difference of {factor * max(seen):.2g}{unit} would have shown"
-        return text
+        found = {"hold": self.signs.count(1), "are contrary": self.signs.count(-1), "undecided": self.signs.count(0)}
+        listed = [f"{count} {what}" for what, count in found.items() if count]
+        return f"of {len(self.signs)} comparisons {', '.join(listed)}" if len(self.signs) > 1 else ""
 
     @property
     def weakest(self) -> Comparison | None:
         """The comparison that says most about the outcome: the clearest contrary one, else the least clear one."""
         wanted = [c for c, sign in zip(self.comparisons, self.signs, strict=True) if sign == min(self.signs)]
         return min(wanted, key=lambda each: sum(each.differences) / len(each.differences), default=None)
-
-    def _with_sign(self, sign: int) -> list[Comparison]:
-        return [each for each, found in zip(self.comparisons, self.signs, strict=True) if found == sign]
 
 
 def judge(claim: Mapping[str, Any], grid: Grid, paper: Callable[[Cell], float | None] = lambda cell: None) -> Verdict:
@@ -116,8 +106,3 @@ def _mean(values: Sequence[float]) -> float:
 def _standard_error(values: Sequence[float]) -> float:
     mean = _mean(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
-
-
-def _some(found: Sequence[Comparison]) -> str:
-    places = [each.where for each in found]
-    return "; ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")

@@ -147,7 +147,9 @@ def _add_recipes(commands: Any) -> None:
     again.add_argument(
         "--cells", type=_positive, default=1, metavar="N", help="with --check: runs per stored result (1)"
     )
-    again.add_argument("--scale", default="laptop", help="smoke (seconds), laptop (the default), cnn or paper, as the recipe has them")
+    again.add_argument(
+        "--scale", default="laptop", help="smoke (seconds), laptop (the default), cnn or paper, as the recipe has them"
+    )
     again.add_argument("--seeds", type=_positive, default=None, metavar="N", help="runs per cell")
     again.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="runs side by side")
     again.add_argument("--out", default="results", metavar="FOLDER", help="where results are kept (results)")
@@ -168,8 +170,29 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=_positive, default=0, metavar="N", help="train in N processes; the result is the same bits"
     )
+    _add_executor(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+
+
+def _add_executor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--executor",
+        choices=("auto", "inline", "processes", "ray"),
+        default="auto",
+        help="where clients are trained: in this process, in others, or on a Ray cluster; the same bits everywhere",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT; without it, one on this machine for this run",
+    )
+
+
+def _placement(options: argparse.Namespace) -> Any:
+    from .sim.executors import Placement
+
+    return Placement(options.workers, options.executor, options.address)
 
 
 def _positive(text: str) -> int:
@@ -230,7 +253,7 @@ def _run(options: argparse.Namespace) -> int:
     begin = running.resume if resumed else running.run
     with ProgressBar(experiment, quiet=options.quiet or options.json) as progress:
         result = begin(
-            experiment, folder, watch=progress.update, workers=options.workers, tensorboard=options.tensorboard
+            experiment, folder, watch=progress.update, placement=_placement(options), tensorboard=options.tensorboard
         )
     _print_result(asdict(result) | ({} if options.json else {"folder": folder}), options.json)
     return 0
@@ -262,8 +285,9 @@ def _compare(options: argparse.Namespace) -> int:
     if folder is not None:
         folder.mkdir(parents=True)
     with ProgressBar(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds) as progress:
-        watch, workers = progress.update_named, options.workers
-        found = running.compare(experiment, names, options.seeds, watch=watch, workers=workers)
+        found = running.compare(
+            experiment, names, options.seeds, watch=progress.update_named, placement=_placement(options)
+        )
     described = running.describe(found)
     table = tables.comparison(described)
     if folder is not None:

@@ -16,6 +16,7 @@ cuts them back to these, so that a resumed run leaves the same files as one that
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from ..errors import AflockError, InputError, StateError
 from ..events import Event
 from ..reports.figures import accuracy_figure, partition_figure
 from ..reports.tensorboard import TensorBoardWriter
+from ..sim.executors import Placement
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Result, Simulation
 from ..system.files import locked, to_json, write_whole
@@ -46,7 +48,12 @@ class Recorder:
     """A simulation and the files it writes."""
 
     def __init__(
-        self, experiment: Experiment, folder: Path, watch: Watch | None, workers: int, tensorboard: bool
+        self,
+        experiment: Experiment,
+        folder: Path,
+        watch: Watch | None,
+        placement: Placement | None,
+        tensorboard: bool,
     ) -> None:
         self.folder = folder
         self._watch = watch
@@ -61,7 +68,7 @@ class Recorder:
             on_event=self._on_event,
             on_measurement=self._on_measurement,
             on_upload=self._on_upload,
-            workers=workers,
+            placement=placement,
         )
 
     def __enter__(self) -> Self:
@@ -133,6 +140,7 @@ class Recorder:
                         self._checkpoint()
                     if stop():
                         break
+            self._write_executor()
             return self._write_result() if ended else None
         except OSError as error:
             self._trim()
@@ -187,6 +195,12 @@ class Recorder:
         saved = {"lengths": lengths, "simulation": self.simulation.state_dict()}
         state.save(self.folder / "checkpoint.safetensors", saved)
         self._saved_at = self.simulation.strategy.version
+
+    def _write_executor(self) -> None:
+        """Adds to executor.json where the clients were trained: one entry per sitting that was not killed."""
+        file = self.folder / "executor.json"
+        before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+        write_whole(file, to_json([*before, self.simulation.executor.describe()], 2) + "\n")
 
     def _write_result(self) -> Result:
         simulation, result = self.simulation, self.simulation.result()

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import InputError
+from ..sim.executors import Placement
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Result, Simulation
 from .recorder import Recorder, Watch
@@ -24,31 +25,48 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C: the run was saved and can be resumed."""
 
 
-def simulate(experiment: Mapping[str, Any] | str | Path, *changes: str, workers: int = 0) -> Result:
+def simulate(
+    experiment: Mapping[str, Any] | str | Path,
+    *changes: str,
+    workers: int = 0,
+    executor: str = "auto",
+    address: str | None = None,
+) -> Result:
     """Runs an experiment in memory: a TOML file or nested dictionaries, with changes such as "strategy.name=ace".
 
-    With `workers`, that many processes train the clients; the result is the same to the last bit.
+    With `workers`, that many processes train the clients; with `executor="ray"`, a Ray cluster does (`address`; None:
+    one on this machine, for this run). The result is the same to the last bit.
     """
     given = isinstance(experiment, Mapping)
     made = Experiment.build(experiment, changes) if given else Experiment.read(experiment, changes)  # type: ignore[arg-type]
-    with Simulation(made, workers=workers) as simulation:
+    with Simulation(made, placement=Placement(workers, executor, address)) as simulation:
         simulation.run()
         return simulation.result()
 
 
 def run(
-    experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0, tensorboard: bool = False
+    experiment: Experiment,
+    folder: Path,
+    *,
+    watch: Watch | None = None,
+    placement: Placement | None = None,
+    tensorboard: bool = False,
 ) -> Result:
     """Runs an experiment into a new folder."""
     if folder.exists():
         raise InputError(f"{folder} exists already; choose another --out, or --resume {folder}")
-    with Recorder(experiment, folder, watch, workers, tensorboard) as recorder:
+    with Recorder(experiment, folder, watch, placement, tensorboard) as recorder:
         recorder.create()  # only now: an experiment that cannot run leaves no folder
         return _to_the_end(recorder)
 
 
 def resume(
-    experiment: Experiment, folder: Path, *, watch: Watch | None = None, workers: int = 0, tensorboard: bool = False
+    experiment: Experiment,
+    folder: Path,
+    *,
+    watch: Watch | None = None,
+    placement: Placement | None = None,
+    tensorboard: bool = False,
 ) -> Result:
     """Resumes an interrupted run, to the same bits as without the interruption."""
     config = folder / "config.toml"
@@ -58,7 +76,7 @@ def resume(
         raise InputError(f"{folder} was run with another experiment; resume with {config}, unchanged")
     if (folder / "result.json").is_file():
         raise InputError(f"{folder} has ended already; its result is in {folder / 'result.json'}")
-    with Recorder(experiment, folder, watch, workers, tensorboard) as recorder:
+    with Recorder(experiment, folder, watch, placement, tensorboard) as recorder:
         recorder.load()
         return _to_the_end(recorder)
 
@@ -108,7 +126,7 @@ def compare(
     seeds: int,
     *,
     watch: Callable[[str, int, Simulation], None] | None = None,
-    workers: int = 0,
+    placement: Placement | None = None,
 ) -> dict[str, list[tuple[Result, list[Measurement]]]]:
     """Every rule on the same data, initial model, client draws and durations, for each of several seeds."""
     found: dict[str, list[tuple[Result, list[Measurement]]]] = {}
@@ -116,7 +134,7 @@ def compare(
         for seed in range(seeds):
             variant = experiment.variant(name, seed)
             on_upload = None if watch is None else partial(watch, name, seed)
-            with Simulation(variant, on_upload=on_upload, workers=workers) as simulation:
+            with Simulation(variant, on_upload=on_upload, placement=placement) as simulation:
                 simulation.run()
                 found.setdefault(name, []).append((simulation.result(), simulation.measurements))
             del simulation

@@ -29,10 +29,13 @@ class Parts:
     client_training: ClientTraining
 
 
-def assemble(experiment: Experiment) -> Parts:
-    """Builds all parts; everything random in them depends on the experiment's seeds alone."""
+def assemble(experiment: Experiment, loaded: tuple[Dataset, Partition] | None = None) -> Parts:
+    """Builds all parts; everything random in them depends on the experiment's seeds alone.
+
+    `loaded`: what `split` returned for the same experiment, maybe on another machine.
+    """
     section, seeds = experiment.section, experiment.section("seeds")
-    dataset, shares = split(experiment)
+    dataset, shares = loaded or split(experiment)
     fleet = _fleet(experiment, dataset, shares)
     rule: Named = section("strategy")
     strategy = strategies.create(rule.name, len(fleet.initial()), seed=seeds.training, **rule.params)

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
-from ..errors import AflockError
 from ..local import Trained
 from ..system import threads
 from .client_training import ClientTraining
-from .executors import Executor, Order
+from .executors import Executor, Order, WorkerDied
 from .experiment import Experiment
 from .shared_vectors import BufferTooSmall, SharedBuffer, make_folder
 from .worker import Done, Failed, Ready, WorkerTask, main
@@ -33,10 +33,6 @@ AHEAD = 2
 
 TRIES = 3
 """How many workers may die while they compute the same job before the run gives up."""
-
-
-class WorkerDied(AflockError):
-    """Workers died TRIES times on the same job, or cannot start at all."""
 
 
 @dataclass(eq=False)
@@ -81,6 +77,7 @@ class Processes(Executor):
         self._sequence = 0
         self._lent: int | None = None  # the buffer whose vectors the last `result` returned; free at the next call
         self._workers: list[_Worker] = []
+        self._count, self._lost = workers, 0
         try:
             for _ in range(workers):
                 self._workers.append(self._start_worker())
@@ -125,6 +122,10 @@ class Processes(Executor):
             pending.wanted = False
             if pending.done is not None:
                 self._release(pending)
+
+    def describe(self) -> dict[str, Any]:
+        """For the record."""
+        return {"executor": "processes", "workers": self._count, "workers_lost": self._lost}
 
     def close(self) -> None:
         """Ends the workers and removes the shared buffers."""
@@ -272,6 +273,7 @@ class Processes(Executor):
                 "under `if __name__ == '__main__':`"
             )
         dead.pipe.close()
+        self._lost += 1
         worker = self._workers[self._workers.index(dead)] = self._start_worker()
         for k, pending in enumerate(dead.jobs):
             pending.tries += k == 0  # it worked on the first; the others only waited, and cannot be what killed it

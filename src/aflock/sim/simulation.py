@@ -25,12 +25,11 @@ from ..events import Event
 from ..strategies.base import Strategy
 from ..system.threads import one_thread
 from ..types import Job, Receipt, State
-from .client_training import ClientTraining
 from .engine import Engine, Item, SimulatedClient
-from .executors import Executor, Inline, Order
+from .executors import Executor, Inline, Order, Placement
 from .experiment import Experiment
 from .fleet import FleetParams
-from .parts import assemble
+from .parts import Parts, assemble
 from .processes import Processes
 from .sampled import Sampled
 
@@ -88,8 +87,12 @@ class Simulation:
         on_measurement: Callable[[Measurement], None] | None = None,
         on_upload: Callable[[Simulation], None] | None = None,
         workers: int = 0,
+        placement: Placement | None = None,
     ) -> None:
-        """`workers` processes train the clients; 0: this one does. What comes out is the same to the last bit."""
+        """`workers` processes train the clients; 0: this one does. `placement` says more about where they do.
+
+        What comes out is the same to the last bit.
+        """
         self.experiment = experiment
         evaluation = experiment.section("evaluation")
         self._evaluate_every, self._by_ticks = evaluation.every, evaluation.unit == "ticks"
@@ -100,9 +103,9 @@ class Simulation:
         self._on_upload = on_upload
         self._wall = 0.0
         self._begun: float | None = None
-        self._build(on_event, workers)
+        self._build(on_event, placement or Placement(workers))
 
-    def _build(self, on_event: Callable[[Event], None] | None, workers: int) -> None:
+    def _build(self, on_event: Callable[[Event], None] | None, placement: Placement) -> None:
         section, seeds = self.experiment.section, self.experiment.section("seeds")
         parts = assemble(self.experiment)
         self.dataset, self.partition, self.fleet = parts.dataset, parts.partition, parts.fleet
@@ -110,7 +113,6 @@ class Simulation:
         clock, n = section("clock"), len(self.partition.indices)
         if clock.concurrency is not None and clock.concurrency > n:
             raise ParameterError(f"[clock] concurrency = {clock.concurrency} exceeds the {n} clients; lower it")
-        _check_workers(workers)
         _check_clock(self.experiment, self.strategy)
         likely = _likely(clock.probabilities, n, self.strategy.largest_cohort)
         if clock.protocol == "sampled":
@@ -128,7 +130,7 @@ class Simulation:
         limits = {name: math.inf if value is None else value for name, value in asdict(section("budget")).items()}
         if all(math.isinf(value) for value in limits.values()):
             raise ParameterError("[budget] is empty; set uploads, versions, time or ticks")
-        self.executor = executor(self.experiment, self.client_training, workers)
+        self.executor = executor(self.experiment, parts, placement)
         kind = Sampled if clock.protocol == "sampled" else Engine
         self.engine: Engine = kind(
             self.coordinator,
@@ -370,14 +372,15 @@ def _check_clock(experiment: Experiment, strategy: Strategy) -> None:
         )
 
 
-def _check_workers(workers: object) -> None:
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-        raise ParameterError(f"workers={workers!r} is not valid; expected an integer of at least 0")
+def executor(experiment: Experiment, parts: Parts, placement: Placement) -> Executor:
+    """Where clients are trained: here, in other processes, or on a Ray cluster."""
+    if placement.executor == "ray":
+        from .ray_executor import RayExecutor
 
-
-def executor(experiment: Experiment, client_training: ClientTraining, workers: int) -> Executor:
-    """Where clients are trained: in that many processes, or here."""
-    return Processes(experiment, client_training, workers) if workers else Inline(client_training)
+        return RayExecutor(experiment, parts.client_training, (parts.dataset, parts.partition), placement)
+    if placement.workers:
+        return Processes(experiment, parts.client_training, placement.workers)
+    return Inline(parts.client_training)
 
 
 def _saved_job(job: Job) -> dict[str, Any]:

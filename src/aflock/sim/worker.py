@@ -14,6 +14,7 @@ from ..local import Memory, Trained
 from ..system import threads
 from ..types import Job
 from .client_training import ClientTraining
+from .executors import training_error
 from .experiment import Experiment
 from .parts import assemble
 from .shared_vectors import BufferTooSmall, Location, SharedBuffer
@@ -93,10 +94,8 @@ def work(training: ClientTraining, buffers: dict[int, SharedBuffer], task: Worke
         return Done(done.steps, vectors, buffer.write(done.memory, free)[0])
     except BufferTooSmall as error:
         return Failed(None, error.needed)
-    except AflockError as error:
-        return Failed(error)
     except Exception as error:  # whatever a custom rule or model raises must reach the user, not kill the worker
-        return Failed(AflockError(f"{type(error).__name__} while client {task.client} was trained: {error}"))
+        return Failed(training_error(error, task.client))
 
 
 def _open(buffers: dict[int, SharedBuffer], task: WorkerTask) -> SharedBuffer:

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from aflock.errors import AflockError
+from aflock.sim.executors import WorkerDied
 from aflock.sim.experiment import Experiment
-from aflock.sim.processes import Processes, WorkerDied
+from aflock.sim.processes import Processes
 from aflock.sim.shared_vectors import BufferTooSmall, SharedBuffer
 from aflock.sim.simulation import Simulation
 from aflock.sim.worker import Failed, WorkerTask, work

@@ -105,7 +105,7 @@ class RayExecutor(Executor):
         self._waiting: list[tuple[float, int, _Pending]] = []
         self._sequence = 0
         self._starts: dict[tuple[int, int], tuple[Start, Any, set[int]]] = {}
-        """Starts that orders refer to, by identity: the vectors, where they are in the object store, and the clients."""
+        """The starts of orders, by identity: the vectors, where they are in the object store, and the clients."""
         self._jobs_by_node: Counter[str] = Counter()
         self._lost: list[str] = []
 
@@ -348,8 +348,8 @@ class RayExecutor(Executor):
             if tries >= TRIES:
                 client = batch.orders[0].order.job.client
                 raise WorkerDied(
-                    f"the job of client {client}, or one of the {len(batch.orders)} computed with it, has ended {TRIES} "
-                    f"workers ({why}); is there enough memory on the nodes?"
+                    f"the job of client {client}, or one of the {len(batch.orders)} computed with it, has ended "
+                    f"{TRIES} workers ({why}); is there enough memory on the nodes?"
                 )
             self._queue_again(batch, tries)
 

@@ -1,4 +1,4 @@
-"""What runs in a Ray actor: it builds the experiment once, with data from the object store, and trains batches of jobs."""
+"""What runs in a Ray actor: it builds the experiment once, with data from the object store, and trains batches."""
 
 from __future__ import annotations
 

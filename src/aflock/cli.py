@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,7 @@ def _add_recipes(commands: Any) -> None:
     )
     again.add_argument("--seeds", type=_positive, default=None, metavar="N", help="runs per cell")
     again.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="runs side by side")
+    _add_executor(again)
     again.add_argument("--out", default="results", metavar="FOLDER", help="where results are kept (results)")
     again.add_argument("--quiet", action="store_true", help="no progress")
     again.set_defaults(run=_reproduce)
@@ -187,6 +189,11 @@ def _add_executor(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT; without it, one on this machine for this run",
     )
+
+
+def _stdout_for_results(options: argparse.Namespace) -> AbstractContextManager[Any]:
+    """Ray writes messages about lost workers to the standard output, where a program reads our result: not inside."""
+    return redirect_stdout(sys.stderr) if options.executor == "ray" else nullcontext()
 
 
 def _placement(options: argparse.Namespace) -> Any:
@@ -251,7 +258,7 @@ def _run(options: argparse.Namespace) -> int:
     experiment = Experiment.read(options.file, changes)
     folder = resumed or (Path(options.out) if options.out else _free_folder(options.file, experiment))
     begin = running.resume if resumed else running.run
-    with ProgressBar(experiment, quiet=options.quiet or options.json) as progress:
+    with ProgressBar(experiment, quiet=options.quiet or options.json) as progress, _stdout_for_results(options):
         result = begin(
             experiment, folder, watch=progress.update, placement=_placement(options), tensorboard=options.tensorboard
         )
@@ -284,9 +291,15 @@ def _compare(options: argparse.Namespace) -> int:
         Simulation(experiment.variant(name, 0))  # what cannot run says so before anything is run
     if folder is not None:
         folder.mkdir(parents=True)
-    with ProgressBar(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds) as progress:
+    bar = ProgressBar(experiment, quiet=options.quiet or options.json, runs=len(names) * options.seeds)
+    with bar as progress, _stdout_for_results(options):
         found = running.compare(
-            experiment, names, options.seeds, watch=progress.update_named, placement=_placement(options)
+            experiment,
+            names,
+            options.seeds,
+            watch=progress.update_named,
+            placement=_placement(options),
+            say=lambda line: None if options.quiet or options.json else print(line, file=sys.stderr),
         )
     described = running.describe(found)
     table = tables.comparison(described)
@@ -426,6 +439,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _reproduce(options: argparse.Namespace) -> int:
     from .recipes import read, report
     from .recipes.reproduce import reproduce
+    from .sim.executors import Placement
 
     def say(line: str) -> None:
         if not options.quiet:
@@ -437,7 +451,12 @@ def _reproduce(options: argparse.Namespace) -> int:
     if options.name is None:
         raise InputError("which recipe? `aflock recipes` lists them; --check runs stored cells of all of them again")
     recipe = read(options.name)
-    found = reproduce(recipe, options.scale, folder, seeds=options.seeds, jobs=options.jobs, report=say)
+    Placement(options.jobs if options.executor == "processes" else 0, options.executor, options.address)
+    with _stdout_for_results(options):
+        found = reproduce(
+            recipe, options.scale, folder, seeds=options.seeds, jobs=options.jobs, executor=options.executor,
+            address=options.address, report=say,
+        )  # fmt: skip
     print(report.text(recipe, options.scale, found))
     return 0
 

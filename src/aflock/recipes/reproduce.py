@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import AflockError
-from ..system import threads
+from ..system import ray_tasks, threads
+from ..system.ray_cluster import Cluster
 from . import cells
 from .claims import comparisons
 from .numbers import grouped, judged_grid
@@ -31,23 +33,42 @@ from .verdicts import needs_seeds
 
 Report = Callable[[str], None]
 
+RunAll = Callable[[Sequence[Work]], Iterator[tuple[Work, dict[str, Any]]]]
+"""Makes runs, and yields each when it has ended."""
+
 EXTENSIONS = 6
 """Values that are added to a grid on one side, at most."""
 
 
 def reproduce(
-    recipe: Recipe, scale: str, folder: Path, *, seeds: int | None = None, jobs: int = 1, report: Report
+    recipe: Recipe,
+    scale: str,
+    folder: Path,
+    *,
+    seeds: int | None = None,
+    jobs: int = 1,
+    executor: str = "auto",
+    address: str | None = None,
+    report: Report,
 ) -> dict[str, Any]:
-    """Runs what is missing; returns the stored document. With `seeds`, exactly that many per cell."""
+    """Runs what is missing; returns the stored document. With `seeds`, exactly that many per cell.
+
+    `jobs` runs go side by side, in processes or, with the executor ray, as tasks of a cluster.
+    """
+    jobs = 1 if executor == "inline" else jobs
+    run_all: RunAll = partial(_results, jobs=jobs)
+    if executor == "ray":
+        report("every run is one task of the Ray cluster: whole runs need no exchange with this process")
+        run_all = partial(_results_of_cluster, address=address, jobs=jobs)
     store = Store(folder, recipe, scale)
     count = seeds or recipe.scale(scale).seeds
-    tuning = _tune(recipe, scale, store, jobs, report)
+    tuning = _tune(recipe, scale, store, run_all, report)
     works = {work.key: work for work in _wanted(recipe, scale, range(count), store, tuning)}
-    _run_missing(store, works.values(), jobs, report, "runs")
+    _run_missing(store, works.values(), run_all, report, "runs")
     most = count if seeds else max(count, recipe.scale(scale).most_seeds or 0)
     while more := list(_more_seeds(recipe, scale, store, tuning, list(works.values()), most)):
         works |= {work.key: work for work in more}
-        _run_missing(store, more, jobs, report, "more seeds")
+        _run_missing(store, more, run_all, report, "more seeds")
     kept = {work.key for work in tuning} | set(works)
     kept |= {name for name, run in store.runs.items() if _is_further_seed(recipe, scale, run, works.values())}
     store.keep(kept)
@@ -81,7 +102,7 @@ def key(recipe: Recipe, scale: str, row: Line, column: Line, seed: int, *changes
 # --- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def _tune(recipe: Recipe, scale: str, store: Store, jobs: int, report: Report) -> list[Work]:
+def _tune(recipe: Recipe, scale: str, store: Store, run_all: RunAll, report: Report) -> list[Work]:
     """Runs the grids of all tuned cells until no best value is at an end; returns all tuning runs."""
     if recipe.tune is None:
         return []
@@ -93,7 +114,7 @@ def _tune(recipe: Recipe, scale: str, store: Store, jobs: int, report: Report) -
             for cell, grid in grids.items()
             for value in grid
         ]
-        _run_missing(store, works, jobs, report, "tuning")
+        _run_missing(store, works, run_all, report, "tuning")
         longer = {cell: _extended(recipe, store, works, cell, grid, begin) for cell, grid in grids.items()}
         if longer == grids:
             return works
@@ -176,7 +197,7 @@ def _more_seeds(
                 yield work(recipe, scale, row, column, seed, *_best(recipe, store, tuning, row, column))
 
 
-def _run_missing(store: Store, works: Iterable[Work], jobs: int, report: Report, what: str) -> None:
+def _run_missing(store: Store, works: Iterable[Work], run_all: RunAll, report: Report, what: str) -> None:
     wanted = list(works)
     missing = [each for each in wanted if not store.has(each.key)]
     done = len(wanted) - len(missing)
@@ -184,7 +205,7 @@ def _run_missing(store: Store, works: Iterable[Work], jobs: int, report: Report,
         return
     report(f"{what}: {done} of {len(wanted)} there, {len(missing)} to do")
     begun = time.monotonic()
-    for count, (each, found) in enumerate(_results(missing, jobs), 1):
+    for count, (each, found) in enumerate(run_all(missing), 1):
         store.add(each, found)
         left = (time.monotonic() - begun) / count * (len(missing) - count)
         report(f"{what} {done + count}/{len(wanted)}, {_minutes(left)} left  {_told(each, found)}")
@@ -201,7 +222,7 @@ def _minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
-def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:
+def _results(works: Sequence[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:
     """The runs as they end: one after the other in this process, or side by side in several."""
     if jobs == 1:
         yield from ((each, cells.run(each.document, each.limits, each.by_round)) for each in works)
@@ -223,3 +244,11 @@ def _results(works: list[Work], jobs: int) -> Iterator[tuple[Work, dict[str, Any
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _results_of_cluster(works: Sequence[Work], address: str | None, jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:
+    """The runs as they end, each a task of a Ray cluster."""
+    calls = [(each.document, each.limits, each.by_round) for each in works]
+    with Cluster(address, cpus=jobs) as cluster:
+        for number, found in ray_tasks.results(cluster, cells.run, calls):
+            yield works[number], found

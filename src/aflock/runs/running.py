@@ -18,6 +18,8 @@ from ..errors import InputError
 from ..sim.executors import Placement
 from ..sim.experiment import Experiment
 from ..sim.simulation import Measurement, Result, Simulation
+from ..system import ray_tasks
+from ..system.ray_cluster import Cluster
 from .recorder import Recorder, Watch
 
 
@@ -127,8 +129,18 @@ def compare(
     *,
     watch: Callable[[str, int, Simulation], None] | None = None,
     placement: Placement | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[tuple[Result, list[Measurement]]]]:
-    """Every rule on the same data, initial model, client draws and durations, for each of several seeds."""
+    """Every rule on the same data, initial model, client draws and durations, for each of several seeds.
+
+    On a Ray cluster, whole runs are tasks if there are enough of them for all cores; `say` gets a sentence about it.
+    """
+    if placement is not None and placement.executor == "ray":
+        with Cluster(placement.address, cpus=placement.workers or None) as cluster:
+            if len(names) * seeds >= cluster.cores:
+                say(f"every run is one task of the Ray cluster: {len(names) * seeds} runs on {cluster.cores} cores")
+                return _compare_by_tasks(cluster, experiment, names, seeds)
+        say("the jobs of each run are shared out over the Ray cluster: it has more cores than there are runs")
     found: dict[str, list[tuple[Result, list[Measurement]]]] = {}
     for name in names:
         for seed in range(seeds):
@@ -140,6 +152,24 @@ def compare(
             del simulation
             gc.collect()  # its parts refer to each other: only a collection frees the memory for the next run
     return found
+
+
+def _compare_by_tasks(
+    cluster: Cluster, experiment: Experiment, names: Sequence[str], seeds: int
+) -> dict[str, list[tuple[Result, list[Measurement]]]]:
+    wanted = [(name, seed) for name in names for seed in range(seeds)]
+    calls = [(experiment.variant(name, seed).resolved(),) for name, seed in wanted]
+    ended = dict(ray_tasks.results(cluster, _run_whole, calls))
+    found: dict[str, list[tuple[Result, list[Measurement]]]] = {name: [] for name in names}
+    for number, (name, _) in enumerate(wanted):
+        found[name].append(ended[number])
+    return found
+
+
+def _run_whole(document: dict[str, Any]) -> tuple[Result, list[Measurement]]:
+    with Simulation(Experiment.build(document)) as simulation:
+        simulation.run()
+        return simulation.result(), simulation.measurements
 
 
 def describe(found: dict[str, list[tuple[Result, list[Measurement]]]]) -> dict[str, Any]:

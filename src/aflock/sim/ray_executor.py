@@ -107,6 +107,8 @@ class RayExecutor(Executor):
         self._starts: dict[tuple[int, int], tuple[Start, Any, set[int]]] = {}
         """The starts of orders, by identity: the vectors, where they are in the object store, and the clients."""
         self._jobs_by_node: Counter[str] = Counter()
+        self._failed_starts = 0
+        """Actors that have died while they started, one after the other."""
         self._lost: list[str] = []
 
     # -- the executor -------------------------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class RayExecutor(Executor):
             self._waiting.clear()
 
     def _start_actors(self) -> None:
-        count = self._wanted or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        count = self._wanted or self._cluster.cores
         self._data = self._put(self._loaded)
         self._actors = [self._start_actor() for _ in range(count)]
         end = time.monotonic() + START_SECONDS
@@ -313,11 +315,15 @@ class RayExecutor(Executor):
     def _started(self, actor: _Actor) -> None:
         try:
             actor.node, _, problem = self._ray.get(actor.starting)
-        except self._ray.exceptions.RayError as error:
-            raise WorkerDied(f"a worker cannot start: {_first_line(error)}") from None
+        except self._ray.exceptions.RayError as error:  # its node was lost meanwhile, or it ends whenever it starts
+            self._failed_starts += 1
+            if self._failed_starts >= TRIES:
+                raise WorkerDied(f"{TRIES} workers have died while they started: {_first_line(error)}") from None
+            self._replace(actor, type(error).__name__)
+            return
         if problem:
             raise WorkerDied(f"a worker on node {actor.node[:8]} cannot build the experiment: {problem}")
-        actor.starting = None
+        actor.starting, self._failed_starts = None, 0
 
     def _batch_ended(self, actor: _Actor) -> None:
         batch = actor.batches[0]
@@ -340,7 +346,8 @@ class RayExecutor(Executor):
 
     def _replace(self, dead: _Actor, why: str) -> None:
         """An actor is lost: starts another one, and queues the jobs of the lost one again, first of all."""
-        self._lost.append(f"a worker on node {dead.node[:8]} with {len(dead.batches)} batches: {why}")
+        where = f"on node {dead.node[:8]} with {len(dead.batches)} batches" if dead.node else "that was starting"
+        self._lost.append(f"a worker {where}: {why}")
         self._ray.kill(dead.handle)  # where only a result was lost, the actor itself may still live
         self._actors[self._actors.index(dead)] = self._start_actor()
         for k, batch in enumerate(dead.batches):

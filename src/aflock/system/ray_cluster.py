@@ -1,9 +1,11 @@
 """Connects this process to a Ray cluster, or starts one on this machine. Nothing of Ray is imported before that.
 
-None              a cluster of this machine's cores, started for this process; it ends with the connection
-auto              the cluster that this machine is a node of
-HOST:PORT         the cluster whose head node listens there
-ray://HOST:PORT   a cluster reached through Ray Client
+What an address may be:
+
+    None              a cluster of this machine's cores, started for this process; it ends with the connection
+    auto              the cluster that this machine is a node of
+    HOST:PORT         the cluster whose head node listens there
+    ray://HOST:PORT   a cluster reached through Ray Client
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import ipaddress
 import os
 import socket
 import sys
-from typing import Any
+from typing import Any, Self
 
 from ..errors import AflockError
 from .optional import need
@@ -21,8 +23,8 @@ _CONNECT_SECONDS = 5.0
 """How long the head node has to accept a connection; Ray itself would try for minutes."""
 
 _OWN_ADDRESS = "127.0.0.2"
-"""The address of a cluster that this process starts. Ray has no authentication, so only this machine may reach it; Ray
-replaces 127.0.0.1 by the machine's outer address, but not other addresses of the loopback range."""
+"""The address of a cluster that this process starts: only this machine need reach it, and not every version of Ray asks
+for a token. Ray replaces 127.0.0.1 by the machine's outer address, but not other addresses of the loopback range."""
 
 
 class ClusterError(AflockError):
@@ -41,6 +43,19 @@ class Cluster:
         self._is_own = not ray.is_initialized()
         if self._is_own:
             _connect(ray, address, cpus)
+
+    @property
+    def cores(self) -> int:
+        """How many cores the nodes of the cluster have together."""
+        import ray
+
+        return max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Ends the connection; a cluster that was started for it ends, too."""
@@ -94,5 +109,9 @@ def _sentence(address: str | None, error: Exception) -> str:
         )
     if address == "auto":
         return f"this machine is not a node of a Ray cluster ({text}); give --address HOST:PORT, or leave it out"
-    where = "a Ray cluster on this machine" if address is None else f"the Ray cluster at {address}"
-    return f"{where} cannot be used: {text}"
+    if address is None:
+        return f"a Ray cluster on this machine cannot be started: {text}"
+    return (
+        f"the Ray cluster at {address} cannot be used: {text}; if it asks for a token, set RAY_AUTH_MODE=token in the "
+        "environment"
+    )

@@ -74,9 +74,9 @@ class Life:
             self.let("hello", name=name, gen=1)
         elif what < 0.04:
             self.let("leave", name=name)
-        elif what < 0.08 and (ticket := federation.coordinator.open_job(client.number)):
+        elif what < 0.08 and (ticket := federation.coordinator.open.get(client.number)):
             self.let("drop", name=name, j=ticket.job, why="lost")
-        elif federation.coordinator.open_job(client.number) is None:
+        elif federation.coordinator.open.get(client.number) is None:
             self.let("pull", name=name)
         else:
             with suppress(Refused):  # what the door does not let through

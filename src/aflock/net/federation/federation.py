@@ -48,6 +48,10 @@ from .terms import Terms
 RecordHead = Mapping[str, Any]
 
 
+_NO_TICKET = Ticket(-1, -1, False, 0.0)
+"""The ticket of a client that has no open job: no job has its number."""
+
+
 class Given(NamedTuple):
     """A job that a client was given."""
 
@@ -203,21 +207,15 @@ class Federation:
 
     def holds(self, client: ClientRecord, job: int) -> bool:
         """Whether `job` is the client's open job."""
-        return self.coordinator.holds(client.number, job)
+        return self.coordinator.open.get(client.number, _NO_TICKET).job == job
 
     # -- checks before anything is written to the journal -------------------------------------------------------------
 
-    def earlier_answer(self, name: str, job: int) -> UpdateAnswer | None:
-        """The answer that the client's update for the job got before, also after the end; None if it got none."""
-        client = self.clients.get(name)
-        return UpdateAnswer(client.receipt, client.version) if client is not None and client.answered == job else None
-
     def check_head(self, client: ClientRecord, job: int, head: UpdateHead, length: int) -> None:
         """Refuses an update that is not for the client's open job, or not of its form, before the body is read."""
-        ticket = self.coordinator.open_job(client.number)
-        if ticket is None or ticket[0] != job:
+        number, pulled, first, _ = self.coordinator.open.get(client.number, _NO_TICKET)
+        if number != job:
             raise unknown_job()
-        _, pulled, first, _ = ticket
         version, steps, examples, vectors, encoding = head
         names, size = self.expected[first]
         if encoding != self.p.encoding:
@@ -393,7 +391,7 @@ class Federation:
         if self.ended:
             raise ended(self.ended)
         job, coordinator = head["j"], self.coordinator
-        if client is None or not coordinator.holds(client.number, job):
+        if client is None or coordinator.open.get(client.number, _NO_TICKET).job != job:
             raise unknown_job()
         vectors = Sound(
             wire.split(body, head["n"], head["enc"], self.length)

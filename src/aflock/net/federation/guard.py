@@ -98,8 +98,8 @@ class Guard:
 
     def note_job(self, number: int, job: Job, strategy: Strategy) -> None:
         """Remembers whether the model of a client's job has diverged."""
-        current = job.model is strategy.model  # then the strategy knows its largest weight: no pass over the model
-        largest = strategy.largest if current else kernels.largest(job.model)
+        # The strategy knows the largest weight of its current model: no pass over the model.
+        largest = strategy.largest if job.version == strategy.version else kernels.largest(job.model)
         if not largest <= self.limit:  # `not <=`: also true for NaN
             self._misled.add(number)
         else:

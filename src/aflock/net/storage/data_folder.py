@@ -111,14 +111,12 @@ class DataFolder:
         self._events: list[Event] = []
         """The events whose lines are not in the trace yet."""
         self._trace: TraceFile | None = None
-        self._seq = 0
-        """The seq of the record that was applied last."""
         try:
             self._check_settings()
             start = settings.start()
             self.judge = start.judge
             self.federation = settings.federation(start.w0, self._events.append)
-            self._applying = Applying(self.federation, self._events, self._restore, self.journal.read_again)
+            self.applying = Applying(self.federation, self._events, self._restore, self.journal.read_again)
             self.recovered = self._recover(start.w0, accept_loss=accept_loss)
         except BaseException as error:
             self.close()
@@ -155,7 +153,7 @@ class DataFolder:
         """
         damaged: list[Path] = []
         seq, length = self._load_newest(w0, damaged)
-        self._seq = seq
+        self.applying.seq = seq
         with closing(TraceComparison(self.folder / "trace.jsonl", length)) as trace:
             count, accepted = self._apply_journal(seq, trace)
             lost = {job: client for job, client in trace.missing().items() if not _covers(accepted or [], job)}
@@ -276,12 +274,7 @@ class DataFolder:
 
     def _apply(self, head: RecordHead, body: BytesLike) -> None:
         with suppress(Refused):  # a refused record is in the journal, too: it changes nothing
-            self.apply(head, body)
-
-    def apply(self, head: RecordHead, body: BytesLike) -> Any:
-        """Applies the next record of the journal to the federation; if the rule fails at it, as a rejection."""
-        self._seq += 1
-        return self._applying.apply(self._seq, head, body)
+            self.applying.apply(head, body)
 
     def write_trace(self) -> None:
         """Writes the events that are not in the trace yet."""
@@ -296,7 +289,7 @@ class DataFolder:
         After a record at which the rule failed a snapshot is due at once: the next start then begins after that record
         and need not rebuild the state for it (applying.py).
         """
-        return self._applying.failed or bool(
+        return self.applying.failed or bool(
             self._since >= max(self._server.snapshot * MEGABYTE, JOURNAL_PER_STATE * self._state_bytes)
         )
 
@@ -307,7 +300,7 @@ class DataFolder:
         """
         trace = self._trace
         assert trace is not None
-        self._since, self._applying.failed = 0, False  # first: on a full disk, not every batch tries a snapshot again
+        self._since, self.applying.failed = 0, False  # first: on a full disk, not every batch tries a snapshot again
         trace.sync()  # the next start reads the trace only behind the length that the snapshot holds
         seq = self.journal.next - 1
         saved: State = {"seq": seq, "trace": trace.end, "state": self.federation.state_dict()}

@@ -175,7 +175,7 @@ class GroupCommit:
         if self.failed is not None:
             raise self.failed
         results: list[tuple[OnResult, Any, Refused | None]] = []
-        apply = self._store.apply
+        apply = self._store.applying.apply
         try:
             for _ in range(count):
                 (_, body, _), head, done = self._durable.popleft()

@@ -192,16 +192,13 @@ class Updates:
                 raise unknown_job()
             upload.release()
             return
-        self._being_written[name, job] = []
-        self._leases.end(name)  # the job must not expire while the disk is slow
         # Whether the client gets its next job with the answer is decided now and stands in the record: a replay has no
         # waiting clients to decide by.
         gets_next = upload.wants_next and self._waiting.may_have_next_job(name)
-        settled = partial(self._settled, upload)
-        try:
-            self._commits.put(*update_record(self._commits.now(), name, job, head, gets_next, norms), body, settled)
-        except Exception as error:
-            settled(None, as_refusal(error, f"the update for job {job} of {name}"))
+        record, text = update_record(self._commits.now(), name, job, head, gets_next, norms)
+        self._commits.put(record, text, body, partial(self._settled, upload))
+        self._being_written[name, job] = []
+        self._leases.end(name)  # the job must not expire while the disk is slow
 
     def _settled(self, upload: Upload, answer: UpdateAnswer | None, refused: Refused | None) -> None:
         """The record was applied or refused: answers the update, and its resends."""

@@ -211,15 +211,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _consume_body(self) -> bool:
         """Copies pending bytes of a body to where they belong; false if the application has not asked for them yet."""
-        if self._sink is None and not self._discarding:
+        sink, data, missing = self._sink, self._pending, self._missing
+        if sink is None and not self._discarding:
             return False
-        data, missing = self._pending, self._missing
-        data, self._pending = (data[:missing], data[missing:]) if len(data) > missing else (data, b"")
-        count = len(data)
-        if self._sink is not None:
-            self._sink[:count] = data
-            self._sink = self._sink[count:]
-        self._missing = missing - count
+        count = min(len(data), missing)
+        if sink is not None:
+            sink[:count] = data[:count]
+            self._sink = sink[count:]
+        self._pending, self._missing = data[count:], missing - count
         if count == missing:
             self._body_complete()
         return True
@@ -289,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, request: Request) -> None:
         """Passes a request to the application; its body stays unread until the application asks for it."""
         self._current, self._missing = request, 0 if request.upgrades else request.length
-        self._deadline.clear()  # now the server has to answer, and takes as long as it takes
+        self._body_since = 0.0  # now the server has to answer, and takes as long as it takes
         self._app.begin(request)
 
     def receive(self, request: Request, body: memoryview | None, on_body: Callback, on_lost: Callback) -> None:
@@ -323,8 +322,6 @@ class Connection(asyncio.BufferedProtocol):
     def _body_complete(self) -> None:
         """All bytes of a body have arrived."""
         self._sink, self._discarding, self._request_ended = None, False, True
-        if self._body_since:
-            self._deadline.clear()
         on_body, self._on_body, self._on_lost = self._on_body, _nothing, _nothing
         if self._current is None:  # the request was answered before, and the rest of its body was discarded
             self._deadline.set(self._limits.idle)
@@ -381,9 +378,15 @@ class Connection(asyncio.BufferedProtocol):
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _deadline_passed(self) -> None:
-        """The client has not sent in time what it has to send: refuses its request, or closes the connection."""
+        """The client has not sent in time what it has to send: refuses its request, or closes the connection.
+
+        The deadline stays set while the application works on a request, and means nothing then: to move it for every
+        request would cost more than to look here what it was for.
+        """
         request = self._current
-        if request is not None and self._missing:
+        if request is not None:
+            if not self._missing or not self._body_since:
+                return
             # The deadline of a body moves with its progress, but only here: so the bytes of a body that arrives in time
             # move no deadline.
             arrived = request.length - self._missing

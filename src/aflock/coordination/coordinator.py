@@ -354,10 +354,10 @@ class Coordinator:
                 at.idle.add(client)
         self._now = now
         if self._emit is not None:
-            steps, examples = int(update.steps), int(update.examples)
+            server, steps, examples = strategy.version, int(update.steps), int(update.examples)
             outcome, staleness, reason = receipt.outcome, receipt.staleness, receipt.reason
-            told = (strategy.version, client, pulled, job, steps, examples, staleness, outcome, reason, first)
-            self._emit(tuple.__new__(Event, ("arrival", now, *told)))
+            told = ("arrival", now, server, client, pulled, job, steps, examples, staleness, outcome, reason, first)
+            self._emit(tuple.__new__(Event, told))
         if not same and (self.in_rounds or at.resting):
             at.wake(self.in_rounds)
         return receipt

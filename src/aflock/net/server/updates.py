@@ -25,7 +25,6 @@ from ..identity.members import Member
 from ..protocol import wire
 from ..protocol.refusals import Refused, busy, stopping, unknown_job
 from ..protocol.wire import UpdateHead, WireError
-from ..storage.data_folder import update_record
 from ..storage.group_commit import GroupCommit
 from .auth import Auth
 from .bodies import Bodies
@@ -195,8 +194,7 @@ class Updates:
         # Whether the client gets its next job with the answer is decided now and stands in the record: a replay has no
         # waiting clients to decide by.
         gets_next = upload.wants_next and self._waiting.may_have_next_job(name)
-        record, text = update_record(self._commits.now(), name, job, head, gets_next, norms)
-        self._commits.put(record, text, body, partial(self._settled, upload))
+        self._commits.put_update(name, job, head, gets_next, norms, body, partial(self._settled, upload))
         self._being_written[name, job] = []
         self._leases.end(name)  # the job must not expire while the disk is slow
 

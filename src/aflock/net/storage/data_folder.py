@@ -36,13 +36,13 @@ from typing import Any
 from ... import config, state
 from ...config import ConfigError
 from ...errors import NewerFormat, StateError
-from ...events import Event, moment
+from ...events import Event
 from ...system.files import PRIVATE, remove_leftovers, write_whole
 from ...system.words import counted
 from ...types import State, Vector
 from ..federation.federation import RULES, RecordHead
 from ..protocol.refusals import Refused
-from ..protocol.wire import BytesLike, UpdateHead
+from ..protocol.wire import BytesLike
 from . import model_file
 from .applying import Applying
 from .configuration import Configuration
@@ -378,25 +378,3 @@ def _seq(snapshot: Path) -> int:
 def encoded(head: RecordHead) -> bytes:
     """A record's head as the journal holds it: JSON."""
     return _encode(head).encode()
-
-
-def update_record(
-    now: float, name: str, job: int, head: UpdateHead, more: bool, norms: Sequence[float]
-) -> tuple[RecordHead, bytes]:
-    """The head of an update's record, as a mapping and encoded.
-
-    It is written by hand because every update needs one, and this is several times as fast as `encoded`; both must give
-    the same text. The record holds the norms of the update's vectors because a replay on another machine could compute
-    other last bits, and then decide otherwise (federation/guard.py).
-    """
-    version, steps, examples, vectors, encoding = head
-    names, following = '","'.join(vectors), int(more)  # JSON needs no escapes for the names of clients and vectors
-    text = (
-        f'{{"k":"update","t":{moment(now)},"name":"{name}","j":{job},"v":{version},"s":{steps},"e":{examples},'
-        f'"n":["{names}"],"enc":"{encoding}","next":{following},"norm":[{",".join(map(repr, norms))}]}}'
-    )
-    record = {
-        "k": "update", "t": now, "name": name, "j": job, "v": version, "s": steps, "e": examples,
-        "n": vectors, "enc": encoding, "next": following, "norm": list(norms),
-    }  # fmt: skip
-    return record, text.encode()

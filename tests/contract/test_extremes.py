@@ -90,7 +90,7 @@ class Life:
         steps, examples = (int(count) for count in draws.choice(COUNTS, 2))
         body = b"".join(bytes(wire.encode(_vector(draws, encoding), encoding)) for _ in names)
         head = UpdateHead(ticket.version, steps, examples, names, encoding)
-        federation.check_head(client, ticket.job, head, len(body))
+        federation.check_head(name, ticket.job, head.headers(), len(body))
         norms = federation.check_vectors(client, head, body)
         self.let(
             "update", body, name=name, j=ticket.job, v=ticket.version, s=steps, e=examples, n=list(names), enc=encoding,

@@ -38,7 +38,7 @@ from ...strategies.checks import Sound, checked, positive
 from ...types import Job, Receipt, State, Update, Vector
 from ..protocol import wire
 from ..protocol.refusals import Refused, ended, rule_failed, suspended, unknown_job, unusable
-from ..protocol.wire import BytesLike, UpdateHead
+from ..protocol.wire import BytesLike, Headers, UpdateHead
 from .client_record import ClientRecord
 from .guard import Before, Guard
 from .params import FederationParams
@@ -211,8 +211,12 @@ class Federation:
 
     # -- checks before anything is written to the journal -------------------------------------------------------------
 
-    def check_head(self, client: ClientRecord, job: int, head: UpdateHead, length: int) -> None:
-        """Refuses an update that is not for the client's open job, or not of its form, before the body is read."""
+    def check_head(self, name: str, job: int, headers: Headers, length: int) -> tuple[ClientRecord, UpdateHead]:
+        """Refuses an update that is not for the client's open job, or not of its form, before the body is read.
+
+        Returns the record of the client that sends it, and what its headers say.
+        """
+        client, head = self.active_client(name), UpdateHead.parse(headers)
         number, pulled, first, _ = self.coordinator.open.get(client.number, _NO_TICKET)
         if number != job:
             raise unknown_job()
@@ -234,6 +238,7 @@ class Federation:
             raise unusable(f"the update claims {steps} steps; the limit is {self.p.max_steps} ([federation] max_steps)")
         if version != pulled:
             raise unusable(f"the update says version {version}; its job has another version")
+        return client, head
 
     def check_vectors(self, client: ClientRecord, head: UpdateHead, body: BytesLike) -> list[float]:
         """Refuses vectors that no strategy can use, before they are written to the journal; returns their norms."""

@@ -127,7 +127,8 @@ class App:
             return self._route_others(request)
         if request.method != "POST":
             raise Refused(405, "method", "use POST")
-        job, action, request.what = int(found[1]), found[2], request.path
+        (number, action), request.what = found.groups(), request.path
+        job = int(number)
         member = self._authenticate(request)
         if action == "update":
             self.updates.begin(request, member, job)

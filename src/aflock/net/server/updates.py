@@ -2,7 +2,7 @@
 
 1. `begin` checks the head of the request: `App` calls it.
 2. An `Upload` reserves memory for the body and receives the body into it (upload.py, bodies.py).
-3. `_submit` checks the vectors and hands the record to the group commit, which writes it to the journal.
+3. `_submit` checks the vectors and hands the update to the group commit, which writes its record to the journal.
 4. `_settled` sends the answer after the record is on disk and was applied to the federation.
 
 An update has no asyncio task of its own, to save the cost of one: the connection calls the methods of the `Upload`, and
@@ -24,7 +24,7 @@ from ..federation.federation import Federation, UpdateAnswer
 from ..identity.members import Member
 from ..protocol import wire
 from ..protocol.refusals import Refused, busy, stopping, unknown_job
-from ..protocol.wire import UpdateHead, WireError
+from ..protocol.wire import WireError
 from ..storage.group_commit import GroupCommit
 from .auth import Auth
 from .bodies import Bodies
@@ -88,8 +88,7 @@ class Updates:
 
     def _begin_upload(self, request: Request, member: Member, job: int) -> None:
         """Refuses an update that its head shows to be of no use, before its body is read; else begins the upload."""
-        client, head = self._federation.active_client(member.name), UpdateHead.parse(request.headers)
-        self._federation.check_head(client, job, head, request.length)
+        client, head = self._federation.check_head(member.name, job, request.headers, request.length)
         upload = Upload(self, request, member, client, job, head, request.option("next") == "1")
         own = self._uploads[member.name]
         own.append(upload)

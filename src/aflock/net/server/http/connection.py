@@ -129,7 +129,9 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.clear()
         self._lose_body()
         for request in unanswered:
-            request.finish()
+            request.done = True
+            if request.watched:
+                request.finish()
 
     def pause_writing(self) -> None:
         """The transport's buffer is full: the client reads more slowly than the server writes."""
@@ -364,7 +366,8 @@ class Connection(asyncio.BufferedProtocol):
         request, self._current = self._current, None
         if request is None:  # the connection was lost meanwhile
             return
-        request.finish()
+        if request.watched:
+            request.finish()
         if not request.keep_alive:
             self._finish()
             return

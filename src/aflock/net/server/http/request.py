@@ -39,6 +39,8 @@ class Request:
     """For the log: what else the application knows about the request."""
     connection: Connection
     """Over which the request has arrived."""
+    watched = False
+    """Whether someone has asked to be told of the end: the connection then calls `finish`."""
     _on_finished: Callback | None = None
     _disconnected: asyncio.Future[None] | None = None
 
@@ -101,7 +103,7 @@ class Request:
         """Returns when the connection has ended, or a response was sent."""
         if self.done:
             return
-        self._disconnected = asyncio.get_running_loop().create_future()
+        self.watched, self._disconnected = True, asyncio.get_running_loop().create_future()
         if 0 < self.length <= UNREAD_BYTES and not self.expects:
             # While a body is unread the connection does not read from the network, and would not see its end.
             self.skip(lambda: None)
@@ -118,11 +120,10 @@ class Request:
         if self.done:
             on_finished()
         else:
-            self._on_finished = on_finished
+            self.watched, self._on_finished = True, on_finished
 
     def finish(self) -> None:
         """The connection calls it when the transport has got all of the response, or the connection has ended."""
-        self.done = True
         if self._on_finished is not None:
             on_finished, self._on_finished = self._on_finished, None
             on_finished()

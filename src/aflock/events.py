@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -56,6 +57,11 @@ class Event(NamedTuple):
         """The event as JSON values; fields that are not set are left out."""
         named = zip(self._fields, self, strict=True)
         return {name: value for name, value in named if value is not None and value is not False and value != ""}
+
+
+def trace_text(events: Iterable[Event]) -> str:
+    """The lines of a trace for these events."""
+    return "".join([event.text() for event in events])
 
 
 class Ticket(NamedTuple):

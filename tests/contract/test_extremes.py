@@ -74,9 +74,9 @@ class Life:
             self.let("hello", name=name, gen=1)
         elif what < 0.04:
             self.let("leave", name=name)
-        elif what < 0.08 and (ticket := federation.coordinator.open_job(client.number)):
+        elif what < 0.08 and (ticket := federation.coordinator.open.get(client.number)):
             self.let("drop", name=name, j=ticket.job, why="lost")
-        elif federation.coordinator.open_job(client.number) is None:
+        elif federation.coordinator.open.get(client.number) is None:
             self.let("pull", name=name)
         else:
             with suppress(Refused):  # what the door does not let through
@@ -90,7 +90,7 @@ class Life:
         steps, examples = (int(count) for count in draws.choice(COUNTS, 2))
         body = b"".join(bytes(wire.encode(_vector(draws, encoding), encoding)) for _ in names)
         head = UpdateHead(ticket.version, steps, examples, names, encoding)
-        federation.check_head(client, ticket.job, head, len(body))
+        federation.check_head(name, ticket.job, head.headers(), len(body))
         norms = federation.check_vectors(client, head, body)
         self.let(
             "update", body, name=name, j=ticket.job, v=ticket.version, s=steps, e=examples, n=list(names), enc=encoding,

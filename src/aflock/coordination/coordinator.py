@@ -86,10 +86,13 @@ class Coordinator:
             _check_refill(strategy, concurrency)
         self.selection = selection or default
         self._at = ClientStates(policies.create(self.selection, seed, probabilities))
+        self.open: Mapping[int, Ticket] = self._at.open
+        """The open job of each client that has one, oldest first: not a copy, but the dictionary that changes."""
         if strategy.largest_cohort is not None and probabilities is not None:
             _check_cohort(strategy.largest_cohort, sum(weight > 0 for weight in probabilities.values()))
-        self._in_rounds = strategy.largest_cohort is not None
-        self._plain_places = None if self._in_rounds or self._refill_at_step else concurrency
+        self.in_rounds = strategy.largest_cohort is not None
+        """Whether the rule works in rounds: each takes the clients of one cohort."""
+        self._plain_places = None if self.in_rounds or self._refill_at_step else concurrency
         """The number of places, if open jobs are all that takes one; None otherwise."""
         self._emit = on_event
         self._next = 0
@@ -125,15 +128,6 @@ class Coordinator:
     def ticket(self, client: int) -> Ticket:
         """The client's open job."""
         return self._at.open[self._require_open_job(client)]
-
-    def open_job(self, client: int) -> Ticket | None:
-        """The client's open job, if it has one."""
-        return self._at.open.get(client)
-
-    def holds(self, client: int, job: int) -> bool:
-        """Whether that is the client's open job."""
-        ticket = self._at.open.get(client)
-        return ticket is not None and ticket[0] == job
 
     def works(self, client: int) -> bool:
         """Whether the client has an open job."""
@@ -281,12 +275,12 @@ class Coordinator:
 
     def _slots(self) -> float:
         """How many more jobs may be open now."""
-        if self.concurrency is None and not self._in_rounds:
+        if self.concurrency is None and not self.in_rounds:
             return math.inf
         free = math.inf if self.concurrency is None else self.concurrency - len(self._at.open)
         if self._refill_at_step and self.strategy.started:
             free -= len(self._at.resting)
-        cohort = self.strategy.cohort if self._in_rounds else None
+        cohort = self.strategy.cohort if self.in_rounds else None
         return free if cohort is None else min(free, cohort - len(self._at.round))
 
     def _hand_out(self, client: int, now: float) -> Job:
@@ -302,7 +296,7 @@ class Coordinator:
             at.first.pop(client, None)
         number, version, first = self._next, job.version, job.first
         at.open[client] = tuple.__new__(Ticket, (number, version, first, now))
-        if self._in_rounds:
+        if self.in_rounds:
             at.round[client] = None
         self._next = number + 1
         self._now = now
@@ -349,23 +343,23 @@ class Coordinator:
         same = strategy.version == version and started == strategy.started
         if (
             same  # neither the round nor the opening has ended, nor (with refill at steps) has the model moved
-            and (self._in_rounds or not started or (self._refill_at_step and not first))
+            and (self.in_rounds or not started or (self._refill_at_step and not first))
             and receipt.outcome != "rejected"
         ):
             at.resting[client] = None
         else:
-            if self._in_rounds:
+            if self.in_rounds:
                 at.round.pop(client, None)
             if client not in at.away:
                 at.idle.add(client)
         self._now = now
         if self._emit is not None:
-            steps, examples = int(update.steps), int(update.examples)
+            server, steps, examples = strategy.version, int(update.steps), int(update.examples)
             outcome, staleness, reason = receipt.outcome, receipt.staleness, receipt.reason
-            told = (strategy.version, client, pulled, job, steps, examples, staleness, outcome, reason, first)
-            self._emit(tuple.__new__(Event, ("arrival", now, *told)))
-        if not same and (self._in_rounds or at.resting):
-            at.wake(self._in_rounds)
+            told = ("arrival", now, server, client, pulled, job, steps, examples, staleness, outcome, reason, first)
+            self._emit(tuple.__new__(Event, told))
+        if not same and (self.in_rounds or at.resting):
+            at.wake(self.in_rounds)
         return receipt
 
     def _match(self, update: Update) -> Ticket:
@@ -501,7 +495,7 @@ class Coordinator:
     def _wake(self, before: tuple[int, bool]) -> None:
         """The round is over: everyone who rested is idle again."""
         if self._mark() != before:
-            self._at.wake(self._in_rounds)
+            self._at.wake(self.in_rounds)
 
     @contextmanager
     def _recorded(self, now: float, client: object) -> Iterator[None]:
@@ -577,6 +571,7 @@ class Coordinator:
             raise StateError(f"the saved state of the coordinator is damaged ({error!r})") from None
         self.strategy.load_state_dict(state["strategy"])
         self._at, self._next, self._now, self._begun = places, following, now, True
+        self.open = places.open
 
 
 def _check_number(now: float, least: float) -> None:

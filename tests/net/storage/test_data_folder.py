@@ -18,7 +18,8 @@ from aflock.net.protocol.wire import UpdateHead
 from aflock.net.server.settings import Settings
 from aflock.net.storage import data_folder as module
 from aflock.net.storage import model_file as weights
-from aflock.net.storage.data_folder import DataFolder, encoded, update_record
+from aflock.net.storage.data_folder import DataFolder, encoded
+from aflock.net.storage.group_commit import update_record
 from aflock.net.storage.journal import JournalInUse
 from tests.net.storage.folders import HOLDING, LENGTH, begun, let, settings, told, work
 

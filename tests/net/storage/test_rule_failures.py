@@ -156,7 +156,7 @@ settings = Settings.build({
 def let(store, *records):
     pairs = [({"k": kind, "t": store.now(), **head}, body) for kind, head, body in records]
     store.write([entry(encoded(head), body) for head, body in pairs])
-    return [store.apply(head, body) for head, body in pairs]
+    return [store.applying.apply(head, body) for head, body in pairs]
 
 
 def update(name, given, code):

@@ -38,7 +38,7 @@ from ...strategies.checks import Sound, checked, positive
 from ...types import Job, Receipt, State, Update, Vector
 from ..protocol import wire
 from ..protocol.refusals import Refused, ended, rule_failed, suspended, unknown_job, unusable
-from ..protocol.wire import BytesLike, UpdateHead
+from ..protocol.wire import BytesLike, Headers, UpdateHead
 from .client_record import ClientRecord
 from .guard import Before, Guard
 from .params import FederationParams
@@ -46,6 +46,10 @@ from .rule_failed import RuleFailed
 from .terms import Terms
 
 RecordHead = Mapping[str, Any]
+
+
+_NO_TICKET = Ticket(-1, -1, False, 0.0)
+"""The ticket of a client that has no open job: no job has its number."""
 
 
 class Given(NamedTuple):
@@ -203,21 +207,19 @@ class Federation:
 
     def holds(self, client: ClientRecord, job: int) -> bool:
         """Whether `job` is the client's open job."""
-        return self.coordinator.holds(client.number, job)
+        return self.coordinator.open.get(client.number, _NO_TICKET).job == job
 
     # -- checks before anything is written to the journal -------------------------------------------------------------
 
-    def earlier_answer(self, name: str, job: int) -> UpdateAnswer | None:
-        """The answer that the client's update for the job got before, also after the end; None if it got none."""
-        client = self.clients.get(name)
-        return UpdateAnswer(client.receipt, client.version) if client is not None and client.answered == job else None
+    def check_head(self, name: str, job: int, headers: Headers, length: int) -> tuple[ClientRecord, UpdateHead]:
+        """Refuses an update that is not for the client's open job, or not of its form, before the body is read.
 
-    def check_head(self, client: ClientRecord, job: int, head: UpdateHead, length: int) -> None:
-        """Refuses an update that is not for the client's open job, or not of its form, before the body is read."""
-        ticket = self.coordinator.open_job(client.number)
-        if ticket is None or ticket[0] != job:
+        Returns the record of the client that sends it, and what its headers say.
+        """
+        client, head = self.active_client(name), UpdateHead.parse(headers)
+        number, pulled, first, _ = self.coordinator.open.get(client.number, _NO_TICKET)
+        if number != job:
             raise unknown_job()
-        _, pulled, first, _ = ticket
         version, steps, examples, vectors, encoding = head
         names, size = self.expected[first]
         if encoding != self.p.encoding:
@@ -236,6 +238,7 @@ class Federation:
             raise unusable(f"the update claims {steps} steps; the limit is {self.p.max_steps} ([federation] max_steps)")
         if version != pulled:
             raise unusable(f"the update says version {version}; its job has another version")
+        return client, head
 
     def check_vectors(self, client: ClientRecord, head: UpdateHead, body: BytesLike) -> list[float]:
         """Refuses vectors that no strategy can use, before they are written to the journal; returns their norms."""
@@ -393,7 +396,7 @@ class Federation:
         if self.ended:
             raise ended(self.ended)
         job, coordinator = head["j"], self.coordinator
-        if client is None or not coordinator.holds(client.number, job):
+        if client is None or coordinator.open.get(client.number, _NO_TICKET).job != job:
             raise unknown_job()
         vectors = Sound(
             wire.split(body, head["n"], head["enc"], self.length)

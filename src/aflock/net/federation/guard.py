@@ -48,6 +48,8 @@ class Guard:
         """The names of the clients whose updates were accepted since the last step, in order."""
         self._misled: set[int] = set()
         """The numbers of the clients whose last job had a model that has diverged."""
+        self._judged, self._has_diverged = -1, False
+        """The version of the last job's model, and whether that model has diverged; not part of the state."""
         self.not_finite: dict[str, None] = {}
         """The names of the clients that have sent numbers that are not finite since an update of theirs was accepted.
 
@@ -98,9 +100,11 @@ class Guard:
 
     def note_job(self, number: int, job: Job, strategy: Strategy) -> None:
         """Remembers whether the model of a client's job has diverged."""
-        current = job.model is strategy.model  # then the strategy knows its largest weight: no pass over the model
-        largest = strategy.largest if current else kernels.largest(job.model)
-        if not largest <= self.limit:  # `not <=`: also true for NaN
+        if job.version != self._judged:
+            # The strategy knows the largest weight of its current model: no pass over the model.
+            largest = strategy.largest if job.version == strategy.version else kernels.largest(job.model)
+            self._judged, self._has_diverged = job.version, not largest <= self.limit  # `not <=`: also true for NaN
+        if self._has_diverged:
             self._misled.add(number)
         else:
             self._misled.discard(number)

@@ -8,7 +8,6 @@ Updates take the same steps in updates.py. A pull that gets no job at once waits
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -33,7 +32,7 @@ from .logs import fields, log
 from .metrics import ServerCounters
 from .next_client import NextClient
 from .settings import Settings
-from .updates import Updates, as_refusal, send_after_body
+from .updates import Updates, answer_request, as_refusal, send_after_body
 from .waiting_pulls import WaitingPulls
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -72,7 +71,7 @@ class App:
         self._waiting = WaitingPulls(self.federation, next_client)
         self.updates = Updates(
             self.federation, self._commits, self.leases, self._auth, self.clock, self._waiting,
-            memory=bytes_at_a_time, largest=largest, answer=self._answer, refuse=self._refuse,
+            memory=bytes_at_a_time, largest=largest, refuse=self._refuse,
         )  # fmt: skip
         for client in self.federation.clients.values():  # after a restart, every open job has its whole lease again
             if self.federation.coordinator.works(client.number):
@@ -128,7 +127,8 @@ class App:
             return self._route_others(request)
         if request.method != "POST":
             raise Refused(405, "method", "use POST")
-        job, action, request.what = int(found[1]), found[2], request.path
+        (number, action), request.what = found.groups(), request.path
+        job = int(number)
         member = self._authenticate(request)
         if action == "update":
             self.updates.begin(request, member, job)
@@ -152,7 +152,7 @@ class App:
         except Exception as error:
             self._refuse(request, as_refusal(error, f"{request.method} {request.what}"))
         else:
-            self._answer(request, response)
+            answer_request(request, response)
 
     def _authenticate(self, request: Request, *, hello: bool = False) -> Member:
         """The member that sends a request; refuses it if the server stops or the client is suspended.
@@ -177,16 +177,11 @@ class App:
         """
         self.refused(refused.code)
         request.code = refused.code
-        answer = partial(self._answer, request, refusal(refused))
+        answer = partial(answer_request, request, refusal(refused))
         if request.client and request.length <= self.updates.largest:
             send_after_body(request, answer)
         else:
             answer()
-
-    def _answer(self, request: Request, response: Response) -> None:
-        if log.isEnabledFor(logging.DEBUG):
-            _log(request, response.status)
-        request.send(response)
 
     def refused(self, code: str) -> None:
         """Counts a refused request."""
@@ -275,7 +270,7 @@ class App:
         client for the place, its pull does that (`Coordinator.pull`); otherwise a drop does it here.
         """
         client = self.federation.clients.get(name)
-        ticket = None if client is None else self.federation.coordinator.open_job(client.number)
+        ticket = None if client is None else self.federation.coordinator.open.get(client.number)
         if ticket is None:
             return self._waiting.has_place(name)
         if self.updates.is_being_written(name, ticket.job):
@@ -459,18 +454,6 @@ class App:
         await self._commits.close()
         self.clock.stop()
         self.store.close()
-
-
-def _log(request: Request, status: int) -> None:
-    """Logs a request and its answer, for --log-level debug."""
-    method, what, client, code = request.method, request.what, request.client, request.code
-    about = {"client": client, "method": method, "what": what, "status": status, "code": code}
-    result = code
-    if request.about is not None:
-        job, (receipt, version, _) = request.about
-        about |= {"job": job, "outcome": receipt.outcome, "staleness": receipt.staleness, "version": version}
-        result = receipt.outcome
-    log.debug("%s %s of %s: %d %s", method, what, client or "?", status, result, extra=fields(**about))
 
 
 def _has_free_space(folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 1. `begin` checks the head of the request: `App` calls it.
 2. An `Upload` reserves memory for the body and receives the body into it (upload.py, bodies.py).
-3. `_submit` checks the vectors and hands the record to the group commit, which writes it to the journal.
+3. `_submit` checks the vectors and hands the update to the group commit, which writes its record to the journal.
 4. `_settled` sends the answer after the record is on disk and was applied to the federation.
 
 An update has no asyncio task of its own, to save the cost of one: the connection calls the methods of the `Upload`, and
@@ -15,6 +15,8 @@ first one was applied, else when it is.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
@@ -22,8 +24,7 @@ from ..federation.federation import Federation, UpdateAnswer
 from ..identity.members import Member
 from ..protocol import wire
 from ..protocol.refusals import Refused, busy, stopping, unknown_job
-from ..protocol.wire import UpdateHead, WireError
-from ..storage.data_folder import update_record
+from ..protocol.wire import WireError
 from ..storage.group_commit import GroupCommit
 from .auth import Auth
 from .bodies import Bodies
@@ -54,19 +55,14 @@ class Updates:
         *,
         memory: int,
         largest: int,
-        answer: Callable[[Request, Response], None],
         refuse: Callable[[Request, Refused], None],
     ) -> None:
-        """`memory`: bytes for bodies at a time; `largest`: bytes of the largest update.
-
-        `answer` and `refuse` send the response to a request.
-        """
+        """`memory`: bytes for bodies at a time; `largest`: bytes of the largest update; `refuse` refuses a request."""
         self._federation, self._commits, self._leases, self._auth = federation, commits, leases, auth
-        self.clock, self.largest, self._answer, self.refuse = clock, largest, answer, refuse
-        self._waiting = waiting
+        self.clock, self.largest, self.refuse, self._waiting = clock, largest, refuse, waiting
         self.bodies = Bodies(memory)
         self.responses = Responses(federation, leases, self.bodies)
-        self._uploads: dict[str, list[Upload]] = {}
+        self._uploads: defaultdict[str, list[Upload]] = defaultdict(list)
         """By client: the uploads whose bodies are arriving or wait for memory; at most two, the older one first."""
         self._complete: list[Upload] = []
         """The uploads whose bodies have arrived and that are not submitted yet."""
@@ -92,10 +88,9 @@ class Updates:
 
     def _begin_upload(self, request: Request, member: Member, job: int) -> None:
         """Refuses an update that its head shows to be of no use, before its body is read; else begins the upload."""
-        client, head = self._federation.active_client(member.name), UpdateHead.parse(request.headers)
-        self._federation.check_head(client, job, head, request.length)
+        client, head = self._federation.check_head(member.name, job, request.headers, request.length)
         upload = Upload(self, request, member, client, job, head, request.option("next") == "1")
-        own = self._uploads.setdefault(member.name, [])
+        own = self._uploads[member.name]
         own.append(upload)
         if len(own) > 2:
             own[0].refuse(_superseded())
@@ -115,12 +110,14 @@ class Updates:
 
     def _answers_resend(self, request: Request, name: str, job: int) -> bool:
         """Answers an update that was applied before or is being written, now or later; false if it is a new one."""
-        known, resends = self._federation.earlier_answer(name, job), self._being_written.get((name, job))
-        if known is not None:
-            self._answer_resend(request, name, known, None)
+        client, resends = self._federation.clients.get(name), self._being_written.get((name, job))
+        if client is not None and client.answered == job:  # after the end of the federation, too
+            self._answer_resend(request, name, UpdateAnswer(client.receipt, client.version), None)
         elif resends is not None:
             resends.append(partial(self._answer_resend, request, name))
-        return known is not None or resends is not None
+        else:
+            return False
+        return True
 
     def _answer_resend(self, request: Request, name: str, answer: UpdateAnswer | None, refused: Refused | None) -> None:
         """Answers a resend with what answered the first one."""
@@ -129,17 +126,15 @@ class Updates:
             self.refuse(request, refused)
         else:
             response = self.responses.to_update(name, answer, request.headers.get(wire.HAVE))
-            send_after_body(request, partial(self._answer, request, response))
+            send_after_body(request, partial(answer_request, request, response))
 
     # -- the body ---------------------------------------------------------------------------------------------------
 
     def upload_ended(self, upload: Upload) -> None:
         """The body of an upload is here, or will not arrive."""
-        own = self._uploads.get(upload.member.name, [])
+        own = self._uploads[upload.member.name]
         if upload in own:
             own.remove(upload)
-        if not own:
-            self._uploads.pop(upload.member.name, None)
 
     def progress(self) -> tuple[int, int]:
         """Two numbers that change when any upload makes progress: reservations so far, and bytes that have arrived."""
@@ -195,16 +190,12 @@ class Updates:
                 raise unknown_job()
             upload.release()
             return
-        self._being_written[name, job] = []
-        self._leases.end(name)  # the job must not expire while the disk is slow
         # Whether the client gets its next job with the answer is decided now and stands in the record: a replay has no
         # waiting clients to decide by.
         gets_next = upload.wants_next and self._waiting.may_have_next_job(name)
-        settled = partial(self._settled, upload)
-        try:
-            self._commits.put(*update_record(self._commits.now(), name, job, head, gets_next, norms), body, settled)
-        except Exception as error:
-            settled(None, as_refusal(error, f"the update for job {job} of {name}"))
+        self._commits.put_update(name, job, head, gets_next, norms, body, partial(self._settled, upload))
+        self._being_written[name, job] = []
+        self._leases.end(name)  # the job must not expire while the disk is slow
 
     def _settled(self, upload: Upload, answer: UpdateAnswer | None, refused: Refused | None) -> None:
         """The record was applied or refused: answers the update, and its resends."""
@@ -223,7 +214,7 @@ class Updates:
             return
         self._auth.clear_strikes(member.name)
         request.about = (job, answer)
-        self._answer(request, self.responses.to_update(member.name, answer, request.headers.get(wire.HAVE)))
+        answer_request(request, self.responses.to_update(member.name, answer, request.headers.get(wire.HAVE)))
 
     # -- refusals ---------------------------------------------------------------------------------------------------
 
@@ -262,6 +253,24 @@ def as_refusal(error: Exception, what: str) -> Refused:
         return Refused(400, "malformed", str(error))
     log.error("%s failed", what, exc_info=error)
     return Refused(500, "internal", "internal error of the server; its log says more")
+
+
+def answer_request(request: Request, response: Response) -> None:
+    """Sends the response to a request, and logs both for --log-level debug."""
+    if log.isEnabledFor(logging.DEBUG):
+        _log(request, response.status)
+    request.send(response)
+
+
+def _log(request: Request, status: int) -> None:
+    method, what, client, code = request.method, request.what, request.client, request.code
+    about = {"client": client, "method": method, "what": what, "status": status, "code": code}
+    result = code
+    if request.about is not None:
+        job, (receipt, version, _) = request.about
+        about |= {"job": job, "outcome": receipt.outcome, "staleness": receipt.staleness, "version": version}
+        result = receipt.outcome
+    log.debug("%s %s of %s: %d %s", method, what, client or "?", status, result, extra=fields(**about))
 
 
 def send_after_body(request: Request, send: Callable[[], None]) -> None:

@@ -10,8 +10,8 @@ from ..federation.client_record import ClientRecord
 from ..identity.members import Member
 from ..protocol.refusals import Refused, busy
 from ..protocol.wire import UpdateHead
-from .http.deadline import Deadline
 from .http.request import Request
+from .http.uptime import Deadline
 
 if TYPE_CHECKING:
     from .updates import Updates

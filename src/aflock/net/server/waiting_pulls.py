@@ -207,7 +207,7 @@ class WaitingPulls:
     def _has_place_for_all(self) -> bool:
         """Whether all clients may have a job at the same time: then no client waits for the place of another."""
         coordinator, clients = self._federation.coordinator, len(self._federation.clients)
-        places, cohort = coordinator.concurrency, coordinator.strategy.cohort
+        places, cohort = coordinator.concurrency, coordinator.strategy.cohort if coordinator.in_rounds else None
         return (places is None or places >= clients) and (cohort is None or cohort >= clients)
 
     def _is_able(self, name: str, wait: _Wait, now: float) -> bool:

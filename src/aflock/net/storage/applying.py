@@ -41,13 +41,19 @@ class Applying:
         events; `Applying` removes those of a failed record, and those of records that it applies again.
         """
         self._federation, self._events, self._restore, self._read = federation, events, restore, read
+        self.seq = 0
+        """The seq of the record that was applied last; whoever loads a state sets it."""
         self._rejected: dict[int, tuple[str, bool]] = {}
         """The arguments `why` and `flush` of `Federation.reject`, by the seq of the record at which the rule failed."""
         self.failed = False
         """Whether the rule has failed since the caller last set this to false."""
 
-    def apply(self, seq: int, head: RecordHead, body: BytesLike) -> Any:
-        """Applies a record and returns what the federation returns; raises `Refused` if the federation refuses it."""
+    def apply(self, head: RecordHead, body: BytesLike) -> Any:
+        """Applies the next record of the journal and returns what the federation returns.
+
+        Raises `Refused` if the federation refuses the record: it is in the journal, too, and changes nothing.
+        """
+        self.seq = seq = self.seq + 1
         before = len(self._events)
         try:
             return self._federation.apply(head, body)

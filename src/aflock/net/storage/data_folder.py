@@ -36,13 +36,13 @@ from typing import Any
 from ... import config, state
 from ...config import ConfigError
 from ...errors import NewerFormat, StateError
-from ...events import Event, moment
+from ...events import Event
 from ...system.files import PRIVATE, remove_leftovers, write_whole
 from ...system.words import counted
 from ...types import State, Vector
 from ..federation.federation import RULES, RecordHead
 from ..protocol.refusals import Refused
-from ..protocol.wire import BytesLike, UpdateHead
+from ..protocol.wire import BytesLike
 from . import model_file
 from .applying import Applying
 from .configuration import Configuration
@@ -111,14 +111,12 @@ class DataFolder:
         self._events: list[Event] = []
         """The events whose lines are not in the trace yet."""
         self._trace: TraceFile | None = None
-        self._seq = 0
-        """The seq of the record that was applied last."""
         try:
             self._check_settings()
             start = settings.start()
             self.judge = start.judge
             self.federation = settings.federation(start.w0, self._events.append)
-            self._applying = Applying(self.federation, self._events, self._restore, self.journal.read_again)
+            self.applying = Applying(self.federation, self._events, self._restore, self.journal.read_again)
             self.recovered = self._recover(start.w0, accept_loss=accept_loss)
         except BaseException as error:
             self.close()
@@ -155,7 +153,7 @@ class DataFolder:
         """
         damaged: list[Path] = []
         seq, length = self._load_newest(w0, damaged)
-        self._seq = seq
+        self.applying.seq = seq
         with closing(TraceComparison(self.folder / "trace.jsonl", length)) as trace:
             count, accepted = self._apply_journal(seq, trace)
             lost = {job: client for job, client in trace.missing().items() if not _covers(accepted or [], job)}
@@ -276,12 +274,7 @@ class DataFolder:
 
     def _apply(self, head: RecordHead, body: BytesLike) -> None:
         with suppress(Refused):  # a refused record is in the journal, too: it changes nothing
-            self.apply(head, body)
-
-    def apply(self, head: RecordHead, body: BytesLike) -> Any:
-        """Applies the next record of the journal to the federation; if the rule fails at it, as a rejection."""
-        self._seq += 1
-        return self._applying.apply(self._seq, head, body)
+            self.applying.apply(head, body)
 
     def write_trace(self) -> None:
         """Writes the events that are not in the trace yet."""
@@ -296,7 +289,7 @@ class DataFolder:
         After a record at which the rule failed a snapshot is due at once: the next start then begins after that record
         and need not rebuild the state for it (applying.py).
         """
-        return self._applying.failed or bool(
+        return self.applying.failed or bool(
             self._since >= max(self._server.snapshot * MEGABYTE, JOURNAL_PER_STATE * self._state_bytes)
         )
 
@@ -307,7 +300,7 @@ class DataFolder:
         """
         trace = self._trace
         assert trace is not None
-        self._since, self._applying.failed = 0, False  # first: on a full disk, not every batch tries a snapshot again
+        self._since, self.applying.failed = 0, False  # first: on a full disk, not every batch tries a snapshot again
         trace.sync()  # the next start reads the trace only behind the length that the snapshot holds
         seq = self.journal.next - 1
         saved: State = {"seq": seq, "trace": trace.end, "state": self.federation.state_dict()}
@@ -385,25 +378,3 @@ def _seq(snapshot: Path) -> int:
 def encoded(head: RecordHead) -> bytes:
     """A record's head as the journal holds it: JSON."""
     return _encode(head).encode()
-
-
-def update_record(
-    now: float, name: str, job: int, head: UpdateHead, more: bool, norms: Sequence[float]
-) -> tuple[RecordHead, bytes]:
-    """The head of an update's record, as a mapping and encoded.
-
-    It is written by hand because every update needs one, and this is several times as fast as `encoded`; both must give
-    the same text. The record holds the norms of the update's vectors because a replay on another machine could compute
-    other last bits, and then decide otherwise (federation/guard.py).
-    """
-    version, steps, examples, vectors, encoding = head
-    names, following = '","'.join(vectors), int(more)  # JSON needs no escapes for the names of clients and vectors
-    text = (
-        f'{{"k":"update","t":{moment(now)},"name":"{name}","j":{job},"v":{version},"s":{steps},"e":{examples},'
-        f'"n":["{names}"],"enc":"{encoding}","next":{following},"norm":[{",".join(map(repr, norms))}]}}'
-    )
-    record = {
-        "k": "update", "t": now, "name": name, "j": job, "v": version, "s": steps, "e": examples,
-        "n": vectors, "enc": encoding, "next": following, "norm": list(norms),
-    }  # fmt: skip
-    return record, text.encode()

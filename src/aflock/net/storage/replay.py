@@ -41,6 +41,7 @@ def replay(trace: Path, settings: Configuration) -> dict[str, Any]:
         checkpoint = Path(temporary) / "state"
         restore = partial(_restore, federation, checkpoint, kept[-1] if seq else None, w0)
         applying = Applying(federation, lines, restore, journal.read_again)
+        applying.seq = seq
         newest, model = _newest(settings, kept, w0)
         # Nothing to compare if there is no snapshot, or if the newest one is the one that the replay begins with: no
         # record is left to lead to it. Otherwise the loop below compares when it has applied the snapshot's record.
@@ -48,7 +49,7 @@ def replay(trace: Path, settings: Configuration) -> dict[str, Any]:
         for record in journal.read(after=seq):
             records += 1
             with suppress(Refused):
-                applying.apply(record.seq, json.loads(record.head), record.body)
+                applying.apply(json.loads(record.head), record.body)
             if applying.failed:  # after the next failure, the state is rebuilt from here and not from the beginning
                 state.save(checkpoint, {"seq": record.seq, "state": federation.state_dict()})
                 applying.failed = False

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...events import Event
+from ...events import Event, trace_text
 
 log = logging.getLogger("aflock.server")
 
@@ -153,7 +153,7 @@ class TraceFile:
         os.close(self._descriptor)
 
     def _write(self) -> None:
-        self._waiting += "".join([event.text() for event in self._events]).encode()
+        self._waiting += trace_text(self._events).encode()
         self._events.clear()
         while self._waiting:
             written = os.pwrite(self._descriptor, self._waiting, self.end)

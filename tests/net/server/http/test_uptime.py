@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from aflock.net.server.http import uptime
-from aflock.net.server.http.deadline import Deadline
-from aflock.net.server.http.uptime import Uptime
+from aflock.net.server.http.uptime import Deadline, Uptime
 
 
 def test_time_passes_while_the_loop_runs() -> None:

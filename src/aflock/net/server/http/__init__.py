@@ -7,7 +7,7 @@
     Response     one response: its body is a list of parts, or a stream of parts (response.py)
     Outgoing     writes responses as fast as the client reads them (outgoing.py)
     Uptime       a clock that does not count the time in which the process stood still (uptime.py)
-    Deadline     a deadline by that clock (deadline.py)
+    Deadline     a deadline by that clock (uptime.py)
 
 An application (the `Application` of connection.py; `App` in this server) has a method `begin`. The connection calls it
 with one request at a time, as soon as the request's head is there and all earlier requests of the connection are

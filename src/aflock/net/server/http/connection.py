@@ -20,19 +20,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from ...protocol.refusals import Refused, busy
 from ...protocol.wire import BytesLike
 from ..logs import fields, log
-from .deadline import Deadline
 from .head import Head, malformed
 from .limits import BODY_GRACE, CLOSE_TIMEOUT, LINGER, MIN_RATE, PIPELINED, UNREAD_BYTES, ConnectionLimits
 from .outgoing import Outgoing
-from .request import Request
+from .request import Callback, Request
 from .response import Response, refusal
-from .uptime import Uptime
+from .uptime import Deadline, Uptime
 
 _INCOMING = memoryview(bytearray(64 * 1024))
 """The buffer into which the event loop reads heads, of all connections.
@@ -83,8 +81,8 @@ class Connection(asyncio.BufferedProtocol):
         """The part of the application's memory that the missing bytes go to; None: it has not asked for them."""
         self._discarding = False
         """Whether the missing bytes are read and discarded."""
-        self._on_body: Callable[[], None] = _nothing
-        """What the application wants to be called when the whole body is there."""
+        self._on_body = self._on_lost = _nothing
+        """What the application wants to be called when the whole body is there; if the rest of it will not arrive."""
         self._body_since = 0.0
         """When the client's time for sending the body began; 0.0: it has not begun."""
         self._processing = False
@@ -129,9 +127,11 @@ class Connection(asyncio.BufferedProtocol):
         unanswered += [request for request, _ in self._queue]
         self._current = None
         self._queue.clear()
+        self._lose_body()
         for request in unanswered:
-            request.body_lost()
-            request.finish()
+            request.done = True
+            if request.watched:
+                request.finish()
 
     def pause_writing(self) -> None:
         """The transport's buffer is full: the client reads more slowly than the server writes."""
@@ -213,15 +213,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _consume_body(self) -> bool:
         """Copies pending bytes of a body to where they belong; false if the application has not asked for them yet."""
-        if self._sink is None and not self._discarding:
+        sink, data, missing = self._sink, self._pending, self._missing
+        if sink is None and not self._discarding:
             return False
-        data, missing = self._pending, self._missing
-        data, self._pending = (data[:missing], data[missing:]) if len(data) > missing else (data, b"")
-        count = len(data)
-        if self._sink is not None:
-            self._sink[:count] = data
-            self._sink = self._sink[count:]
-        self._missing = missing - count
+        count = min(len(data), missing)
+        if sink is not None:
+            sink[:count] = data[:count]
+            self._sink = sink[count:]
+        self._pending, self._missing = data[count:], missing - count
         if count == missing:
             self._body_complete()
         return True
@@ -266,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         if "transfer-encoding" in request.headers:
             self._refuse_input(Refused(411, "length", "send a Content-Length, not a chunked body"))
             return
-        request.attach(self)
+        request.connection, request.certificate_name = self, self.certificate_name
         if self._current is None and not self._queue:
             self._begin(request)
         elif not self._enqueue(request):
@@ -291,27 +290,32 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, request: Request) -> None:
         """Passes a request to the application; its body stays unread until the application asks for it."""
         self._current, self._missing = request, 0 if request.upgrades else request.length
-        self._deadline.clear()  # now the server has to answer, and takes as long as it takes
+        self._body_since = 0.0  # now the server has to answer, and takes as long as it takes
         self._app.begin(request)
 
-    def receive(self, request: Request, body: memoryview | None, on_body: Callable[[], None]) -> None:
+    def receive(self, request: Request, body: memoryview | None, on_body: Callback, on_lost: Callback) -> None:
         """Reads the body of the current request into `body`, or discards it (None); see `Request.receive`."""
         if request is not self._current:  # the connection was lost meanwhile
-            request.body_lost()
+            on_lost()
             return
         if request.upgrades and request.length:  # nothing tells where its body ends and the other protocol begins
-            request.body_lost()
+            on_lost()
             self._refuse_and_close(request, malformed())
             return
-        if request.expects and request.headers["expect"].lower() == "100-continue":
+        if "expect" in request.headers and request.headers["expect"].lower() == "100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._on_body = on_body
+        self._on_body, self._on_lost = on_body, on_lost
         if not self._missing:
             self._body_complete()
             return
         self._sink, self._discarding, self._body_since = body, body is None, 0.0
         if not self._processing:
             self._process()
+
+    def on_lost(self, request: Request, on_lost: Callback) -> None:
+        """Calls `on_lost` if the connection ends before the current request is answered; see `Request.on_lost`."""
+        if request is self._current:
+            self._on_lost = on_lost
 
     def received(self, request: Request) -> int:
         """Bytes of the request's body that have arrived."""
@@ -320,14 +324,15 @@ class Connection(asyncio.BufferedProtocol):
     def _body_complete(self) -> None:
         """All bytes of a body have arrived."""
         self._sink, self._discarding, self._request_ended = None, False, True
-        if self._body_since:
-            self._deadline.clear()
-        on_body, self._on_body = self._on_body, _nothing
-        if self._current is not None:
-            self._current.body_received()
-        else:  # the request was answered before, and the rest of its body was discarded
+        on_body, self._on_body, self._on_lost = self._on_body, _nothing, _nothing
+        if self._current is None:  # the request was answered before, and the rest of its body was discarded
             self._deadline.set(self._limits.idle)
         on_body()
+
+    def _lose_body(self) -> None:
+        """Tells the application, if it waits for a body, that the rest will not arrive."""
+        on_lost, self._on_lost = self._on_lost, _nothing
+        on_lost()
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -336,9 +341,11 @@ class Connection(asyncio.BufferedProtocol):
         if request is not self._current or request.done:
             return
         request.done = True
+        self._on_lost = _nothing  # the application has decided: it need not know whether the body is lost
         if self._missing:
             self._discard_rest_of_body(request)
-        self._out.send(response, not request.keep_alive, request.method == "HEAD", self._response_written)
+        if self._out.send(response, not request.keep_alive, request.method == "HEAD", self._response_written):
+            self._response_written()
 
     def _discard_rest_of_body(self, request: Request) -> None:
         """Discards the rest of a body that has not arrived before its response; a long rest ends the connection.
@@ -359,7 +366,8 @@ class Connection(asyncio.BufferedProtocol):
         request, self._current = self._current, None
         if request is None:  # the connection was lost meanwhile
             return
-        request.finish()
+        if request.watched:
+            request.finish()
         if not request.keep_alive:
             self._finish()
             return
@@ -373,9 +381,15 @@ class Connection(asyncio.BufferedProtocol):
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _deadline_passed(self) -> None:
-        """The client has not sent in time what it has to send: refuses its request, or closes the connection."""
+        """The client has not sent in time what it has to send: refuses its request, or closes the connection.
+
+        The deadline stays set while the application works on a request, and means nothing then: to move it for every
+        request would cost more than to look here what it was for.
+        """
         request = self._current
-        if request is not None and self._missing:
+        if request is not None:
+            if not self._missing or not self._body_since:
+                return
             # The deadline of a body moves with its progress, but only here: so the bytes of a body that arrives in time
             # move no deadline.
             arrived = request.length - self._missing
@@ -387,7 +401,7 @@ class Connection(asyncio.BufferedProtocol):
                 f"only {arrived} of {request.length} bytes of the body have arrived; "
                 f"send at least {MIN_RATE} bytes per second"
             )
-            request.body_lost()
+            self._lose_body()
             self._refuse_and_close(request, Refused(408, "slow", text))
         # Not while `_missing`: what is late is the rest of a body whose request is answered. Not while
         # `_ignores_input`: the connection is ending, and has sent its last response.
@@ -415,7 +429,8 @@ class Connection(asyncio.BufferedProtocol):
             self._last.keep_alive = False
         else:
             self._count_refusal(refused)
-            self._out.send(refusal(refused), True, False, self._finish)
+            if self._out.send(refusal(refused), True, False, self._finish):
+                self._finish()
 
     def _count_refusal(self, refused: Refused) -> None:
         self._app.refused(refused.code)

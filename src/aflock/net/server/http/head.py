@@ -51,16 +51,24 @@ class Head:
             end = (tail + text).find(_END)
         if end >= 0:
             text = text[: end + 4 - len(tail)]
-        if not self.size:
+        size, lines = self.size, text
+        if not size:
             self._begin()
-        lines = text if self.begun else text.lstrip(b"\r\n")
-        self.begun = begun = self.begun or bool(lines)
-        self.size += len(text)
-        self._lines += lines.count(b"\n")
-        self._parse(text)
-        if self._lines > HEADERS or self.size > URL_BYTES:  # only such a head can exceed a limit: the rest is cheap
+        if not self.begun:
+            lines = text.lstrip(b"\r\n")
+            self.begun = bool(lines)
+        self.size = size = size + len(text)
+        self._lines = count = self._lines + lines.count(b"\n")
+        try:
+            self._parser.feed_data(text)
+        except httptools.HttpParserUpgrade:
+            self._upgrades = True
+        except httptools.HttpParserError:
+            self._check_limits()  # 431 comes before 400: a client that exceeds a limit can change that
+            raise malformed() from None
+        if count > HEADERS or size > URL_BYTES:  # only such a head can exceed a limit: the rest is cheap
             self._check_limits()
-        if self._open is (end >= 0 and begun):
+        if self._open is (end >= 0 and self.begun):
             # Whichever line endings the parser accepts, it must see the end where we see it (module docstring).
             raise malformed()
         if not self._open:
@@ -77,21 +85,11 @@ class Head:
         self._url: list[bytes] = []
         self._headers: dict[bytes, bytes] = {}
         self.on_url, self.on_header = self._url.append, self._headers.__setitem__
-        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._parser = httptools.HttpRequestParser(self)
 
     def on_headers_complete(self) -> None:
         """The parser has seen the empty line."""
         self._open = False
-
-    def _parse(self, text: bytes) -> None:
-        assert self._parser is not None
-        try:
-            self._parser.feed_data(text)
-        except httptools.HttpParserUpgrade:
-            self._upgrades = True
-        except httptools.HttpParserError:
-            self._check_limits()  # 431 comes before 400: a client that exceeds a limit can change that
-            raise malformed() from None
 
     def _check_limits(self) -> None:
         """Refuses a head that is too long, or has too many headers."""
@@ -107,8 +105,8 @@ class Head:
     def _request(self) -> Request:
         # The parser and this object refer to each other. The server's garbage collector runs rarely (main.py), so the
         # cycle is broken here, and both are freed at once.
-        parser, self._parser = self._parser, None
-        assert parser is not None
+        parser = self._parser
+        del self._parser
         headers = {_NAMES[name]: value.decode("latin-1").strip(" \t") for name, value in self._headers.items()}
         path, query = _path_and_query(b"".join(self._url))
         length = headers.get("content-length", "0")

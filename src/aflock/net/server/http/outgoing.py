@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
+from http import HTTPStatus
 
 from ...protocol.wire import BytesLike
 from ..logs import log
-from .deadline import Deadline
 from .limits import MIN_RATE, PIECE
 from .response import Response
-from .uptime import Uptime
+from .uptime import Deadline, Uptime
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_WITHOUT_BODY = (204, 304)
+"""Statuses whose responses have no body, and must not have headers that describe one."""
 
 
 class Outgoing:
@@ -42,14 +46,14 @@ class Outgoing:
         self._resumed: asyncio.Future[None] | None = None
         """What that task waits for while the transport's buffer is full."""
 
-    def send(self, response: Response, last: bool, head_only: bool, on_written: Callable[[], None]) -> None:
-        """Writes a response, or its head only; calls `on_written` when the transport has got all of it.
+    def send(self, response: Response, last: bool, head_only: bool, on_written: Callable[[], None]) -> bool:
+        """Writes a response, or its head only; `last`: the connection ends with this response.
 
-        `last`: the connection ends with this response.
+        Returns true if the transport has got all of it. If not, `on_written` is called when the transport has.
         """
         _, _, parts, _, stream = response
         size = sum(map(len, parts))
-        head = response.head(size, last=last)
+        head = _head(response, size, last)
         if head_only:
             parts = ()
         if stream is not None and not head_only:
@@ -60,7 +64,8 @@ class Outgoing:
         else:
             # In one call, so that head and body leave in one packet if they fit: the socket has no Nagle algorithm.
             self._transport.writelines([head, *parts])
-            on_written()
+            return True
+        return False
 
     def _write_pieces(self) -> None:
         """Writes pieces until the transport's buffer is full; `resume` goes on."""
@@ -120,6 +125,22 @@ class Outgoing:
         self._on_written = lambda: None
         if self._stream is not None:
             self._stream.cancel()
+
+
+def _head(response: Response, size: int, last: bool) -> bytes:
+    """The first line and the headers of a response whose body has `size` bytes.
+
+    A stream is sent in chunks. If it is the last response, it is sent as it is, and its end is the end of the
+    connection.
+    """
+    status, kind, _, lines, stream = response
+    if stream is not None:
+        lines = f"content-type: {kind}\r\n{lines}" + ("" if last else "transfer-encoding: chunked\r\n")
+    elif status not in _WITHOUT_BODY:
+        lines = f"content-type: {kind}\r\ncontent-length: {size}\r\n{lines}"
+    end = "connection: close\r\n" if last else ""
+    # Headers are Latin-1; the reason of a receipt may hold other characters: it may quote an error of a rule.
+    return f"{_STATUS_LINES[status]}{lines}{end}\r\n".encode("latin-1", "replace")
 
 
 def _pieces(parts: Iterable[BytesLike]) -> list[BytesLike]:

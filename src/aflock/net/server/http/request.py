@@ -25,7 +25,7 @@ class Disconnected(Exception):
 class Request:
     """A parsed head, and what the application needs to read the body and to send the response.
 
-    The application uses the upper part; the methods at the end are called by the connection.
+    A connection makes one per head, and sets `connection` and `certificate_name`; the application uses the rest.
     """
 
     certificate_name: str | None = None
@@ -37,8 +37,10 @@ class Request:
     it knows, never to what an unknown client has sent."""
     about: Any = None
     """For the log: what else the application knows about the request."""
-    _connection: Connection
-    _on_body_lost: Callback | None = None
+    connection: Connection
+    """Over which the request has arrived."""
+    watched = False
+    """Whether someone has asked to be told of the end: the connection then calls `finish`."""
     _on_finished: Callback | None = None
     _disconnected: asyncio.Future[None] | None = None
 
@@ -74,21 +76,19 @@ class Request:
     @property
     def received(self) -> int:
         """Bytes of the body that have arrived so far."""
-        return self._connection.received(self)
+        return self.connection.received(self)
 
     def receive(self, body: memoryview, on_body: Callback, on_lost: Callback) -> None:
         """Reads the body into that memory; calls `on_body` when all of it is there, `on_lost` if it will not be."""
-        self._on_body_lost = on_lost
-        self._connection.receive(self, body, on_body)
+        self.connection.receive(self, body, on_body, on_lost)
 
     def skip(self, on_body: Callback, on_lost: Callback = lambda: None) -> None:
         """Reads the body and discards it, for a client that looks at the response only after it has sent the body."""
-        self._on_body_lost = on_lost
-        self._connection.receive(self, None, on_body)
+        self.connection.receive(self, None, on_body, on_lost)
 
     def on_lost(self, on_lost: Callback) -> None:
         """Calls `on_lost` if the connection ends before the request is answered."""
-        self._on_body_lost = on_lost
+        self.connection.on_lost(self, on_lost)
 
     async def read_nothing(self) -> None:
         """Reads and discards the body of a request that needs none; a long one is refused."""
@@ -103,7 +103,7 @@ class Request:
         """Returns when the connection has ended, or a response was sent."""
         if self.done:
             return
-        self._disconnected = asyncio.get_running_loop().create_future()
+        self.watched, self._disconnected = True, asyncio.get_running_loop().create_future()
         if 0 < self.length <= UNREAD_BYTES and not self.expects:
             # While a body is unread the connection does not read from the network, and would not see its end.
             self.skip(lambda: None)
@@ -113,38 +113,17 @@ class Request:
 
     def send(self, response: Response) -> None:
         """Sends the response, once; does nothing if a response was sent or the connection has ended."""
-        if not self.done:
-            self._on_body_lost = None  # the application has decided: it need not know whether the body is lost
-            self._connection.send(self, response)
+        self.connection.send(self, response)
 
     def on_finished(self, on_finished: Callback) -> None:
         """Calls `on_finished` when the transport has got all of the response, or the connection has ended."""
         if self.done:
             on_finished()
         else:
-            self._on_finished = on_finished
-
-    # -- called by the connection -----------------------------------------------------------------------------------
-
-    def attach(self, connection: Connection) -> None:
-        """Says over which connection the request has arrived."""
-        self._connection = connection
-        if connection.certificate_name is not None:
-            self.certificate_name = connection.certificate_name
-
-    def body_received(self) -> None:
-        """The whole body is there: if the connection ends now, only the response is lost."""
-        self._on_body_lost = None
-
-    def body_lost(self) -> None:
-        """The rest of the body will not arrive."""
-        on_lost, self._on_body_lost = self._on_body_lost, None
-        if on_lost is not None:
-            on_lost()
+            self.watched, self._on_finished = True, on_finished
 
     def finish(self) -> None:
-        """The transport has got all of the response, or the connection has ended."""
-        self.done, self._on_body_lost = True, None
+        """The connection calls it when the transport has got all of the response, or the connection has ended."""
         if self._on_finished is not None:
             on_finished, self._on_finished = self._on_finished, None
             on_finished()

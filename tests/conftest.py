@@ -10,8 +10,11 @@ NET = Path(__file__).parent / "net"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start servers go to one process as a whole, and first: they take longest, the rest fills the gaps."""
-    for item in items:
-        if item.path.is_relative_to(NET) or item.path.name in ("test_wheel.py", "test_ray.py"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(NET.parent))))
-    items.sort(key=lambda item: not item.path.is_relative_to(NET))
+    """Files that start servers or clusters go to one process as a whole, and first: they take longest."""
+    for item in filter(_is_whole, items):
+        item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(NET.parent))))
+    items.sort(key=lambda item: not _is_whole(item))  # the rest fills the gaps
+
+
+def _is_whole(item: pytest.Item) -> bool:
+    return item.path.is_relative_to(NET) or item.path.name in ("test_wheel.py", "test_ray.py")

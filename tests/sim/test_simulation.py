@@ -237,8 +237,9 @@ def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "r").iterdir()}
     assert names == {
         "config.toml", "metrics.jsonl", "trace.jsonl", "model.safetensors", "result.json", "accuracy.png",
-        "partition.txt", "partition.png",
+        "partition.txt", "partition.png", "executor.json",
     }  # fmt: skip
+    assert json.loads((tmp_path / "r" / "executor.json").read_text()) == [{"executor": "inline"}]
     model = state.load(tmp_path / "r" / "model.safetensors")["model"]
     import hashlib
 

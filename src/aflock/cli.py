@@ -262,8 +262,14 @@ def _run(options: argparse.Namespace) -> int:
         result = begin(
             experiment, folder, watch=progress.update, placement=_placement(options), tensorboard=options.tensorboard
         )
-    _print_result(asdict(result) | ({} if options.json else {"folder": folder}), options.json)
+    _print_result(asdict(result) | ({} if options.json else {"folder": folder, **_trained(folder)}), options.json)
     return 0
+
+
+def _trained(folder: Path) -> dict[str, str]:
+    """Where the clients were trained, if that was for the executor to decide."""
+    last = json.loads((folder / "executor.json").read_text(encoding="utf-8"))[-1]
+    return {"trained": f"{last['computed']}: {last['why']}"} if last["executor"] == "ray" else {}
 
 
 def _free_folder(file: str, experiment: Any) -> Path:

@@ -25,6 +25,7 @@ import numpy as np
 from ..data import Dataset, Partition
 from ..errors import AflockError
 from ..local import Trained
+from ..system.optional import need
 from ..system.ray_cluster import Cluster, ClusterError
 from .client_training import ClientTraining
 from .executors import Executor, Inline, Order, Placement, WorkerDied
@@ -88,16 +89,22 @@ class RayExecutor(Executor):
     def __init__(
         self, experiment: Experiment, training: ClientTraining, loaded: tuple[Dataset, Partition], placement: Placement
     ) -> None:
-        self._cluster = Cluster(placement.address, cpus=placement.workers or None)
-        import ray
-
-        self._ray: Any = ray
-        self._document, self._loaded, self._wanted = experiment.resolved(), loaded, placement.workers
+        need("ray", extra="ray", what="the executor ray")
+        self._placement = placement
+        self._cluster: Cluster | None = None
+        self._ray: Any = None
+        """The module, once it is needed."""
+        if placement.address is not None:  # at once: a cluster that does not answer must not end a run that has begun
+            self._connect()
+        self._document, self._loaded = experiment.resolved(), loaded
         self._inline: Executor = Inline(training)
         self._costs: list[float] = []
         """Seconds of the jobs that were computed here, to decide where the others are."""
         self._where = "here" if experiment.section("clock").protocol == "sampled" else "undecided"
         """Where jobs are computed: here, by actors, or here until it is decided."""
+        self._why = (
+            "the jobs of the protocol sampled are not known before they are due" if self._where == "here" else ""
+        )
         self._job_seconds = math.nan
         """The cost of a job, a mean that follows the newest batches."""
         self._actors: list[_Actor] = []
@@ -159,6 +166,7 @@ class RayExecutor(Executor):
         return {
             "executor": "ray",
             "computed": "by workers of the cluster" if self._where == "actors" else "by the run itself",
+            "why": self._why,
             "workers": len(self._actors),
             "jobs_by_node": dict(self._jobs_by_node),
             "seconds_per_job": cost,
@@ -171,7 +179,9 @@ class RayExecutor(Executor):
             self._ray.kill(actor.handle)
         self._actors.clear()
         self._starts.clear()
-        self._cluster.close()
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
 
     # -- here or there ------------------------------------------------------------------------------------------------
 
@@ -188,14 +198,25 @@ class RayExecutor(Executor):
         self._job_seconds = min(self._costs[1:])
         if self._job_seconds >= LEAST_JOB_SECONDS:
             self._start_actors()
-            self._where = "actors"
+            self._where, self._why = "actors", f"a job took {1e3 * self._job_seconds:.3g} ms"
         else:
             self._where = "here"
+            self._why = f"a job took {1e3 * self._job_seconds:.2g} ms, less than Ray would add to it"
             self._orders.clear()
             self._waiting.clear()
 
+    def _connect(self) -> Cluster:
+        """Connects to the cluster; one for this run alone is started only when actors are wanted."""
+        if self._cluster is None:
+            self._cluster = Cluster(self._placement.address, cpus=self._placement.workers or None)
+            import ray
+
+            self._ray = ray
+        return self._cluster
+
     def _start_actors(self) -> None:
-        count = self._wanted or self._cluster.cores
+        cluster = self._connect()
+        count = self._placement.workers or cluster.cores
         self._data = self._put(self._loaded)
         self._actors = [self._start_actor() for _ in range(count)]
         end = time.monotonic() + START_SECONDS

@@ -382,11 +382,12 @@ class RayExecutor(Executor):
             self._queue_again(batch, tries)
 
     def _queue_again(self, batch: _Batch, tries: int) -> None:
-        actors = self._working
-        if actors:
-            self._send(min(actors, key=lambda actor: len(actor.batches)), _Batch(batch.orders, tries=tries))
+        """Sends a lost batch to another actor, as it was, or queues its orders until there is one."""
+        orders = [pending for pending in batch.orders if pending.wanted]
+        if (actors := self._working) and orders:
+            self._send(min(actors, key=lambda actor: len(actor.batches)), _Batch(orders, tries=tries))
             return
-        for pending in batch.orders:
+        for pending in orders:
             pending.batch = None
             heapq.heappush(self._waiting, (-math.inf, self._sequence, pending))
             self._sequence += 1

@@ -249,6 +249,6 @@ def _results(works: Sequence[Work], jobs: int) -> Iterator[tuple[Work, dict[str,
 def _results_of_cluster(works: Sequence[Work], address: str | None, jobs: int) -> Iterator[tuple[Work, dict[str, Any]]]:
     """The runs as they end, each a task of a Ray cluster."""
     calls = [(each.document, each.limits, each.by_round) for each in works]
-    with Cluster(address, cpus=jobs) as cluster:
-        for number, found in ray_tasks.results(cluster, cells.run, calls):
+    with Cluster(address, cpus=jobs):
+        for number, found in ray_tasks.results(cells.run, calls):
             yield works[number], found

@@ -139,7 +139,7 @@ def compare(
         with Cluster(placement.address, cpus=placement.workers or None) as cluster:
             if len(names) * seeds >= cluster.cores:
                 say(f"every run is one task of the Ray cluster: {len(names) * seeds} runs on {cluster.cores} cores")
-                return _compare_by_tasks(cluster, experiment, names, seeds)
+                return _compare_by_tasks(experiment, names, seeds)
         say("the jobs of each run are shared out over the Ray cluster: it has more cores than there are runs")
     found: dict[str, list[tuple[Result, list[Measurement]]]] = {}
     for name in names:
@@ -155,11 +155,11 @@ def compare(
 
 
 def _compare_by_tasks(
-    cluster: Cluster, experiment: Experiment, names: Sequence[str], seeds: int
+    experiment: Experiment, names: Sequence[str], seeds: int
 ) -> dict[str, list[tuple[Result, list[Measurement]]]]:
     wanted = [(name, seed) for name in names for seed in range(seeds)]
     calls = [(experiment.variant(name, seed).resolved(),) for name, seed in wanted]
-    ended = dict(ray_tasks.results(cluster, _run_whole, calls))
+    ended = dict(ray_tasks.results(_run_whole, calls))
     found: dict[str, list[tuple[Result, list[Measurement]]]] = {name: [] for name in names}
     for number, (name, _) in enumerate(wanted):
         found[name].append(ended[number])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..errors import AflockError
-from .ray_cluster import Cluster
 
 T = TypeVar("T")
 
@@ -14,10 +13,11 @@ RETRIES = 3
 """How often Ray begins a call again whose worker or node was lost."""
 
 
-def results(cluster: Cluster, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, T]]:
+def results(function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, T]]:
     """Makes all calls; yields the number and the result of each as it ends, in any order.
 
-    The function and its arguments travel to the nodes; what it raises there is raised here.
+    The caller is connected to the cluster (ray_cluster.py). The function and its arguments travel to the nodes; what it
+    raises there is raised here.
     """
     import ray
 
